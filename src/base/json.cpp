@@ -1,0 +1,217 @@
+#include "base/json.h"
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <system_error>
+
+namespace lawson {
+namespace {
+
+// The value as it was written, cut so that a message stays one readable line.
+std::string shown(const Json& value) {
+  std::string text = value.dump(-1, ' ', true, Json::error_handler_t::replace);
+  if (text.size() > 60) text = text.substr(0, 57) + "...";
+  return text;
+}
+
+std::size_t edit_distance(std::string_view a, std::string_view b) {
+  std::vector<std::size_t> row(b.size() + 1);
+  for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
+  for (std::size_t i = 1; i <= a.size(); ++i) {
+    std::size_t diagonal = row[0];
+    row[0] = i;
+    for (std::size_t j = 1; j <= b.size(); ++j) {
+      const std::size_t substitute = diagonal + (a[i - 1] == b[j - 1] ? 0 : 1);
+      diagonal = row[j];
+      row[j] = std::min({row[j] + 1, row[j - 1] + 1, substitute});
+    }
+  }
+  return row[b.size()];
+}
+
+}  // namespace
+
+Result<Json> parse_json(std::string_view text, const std::string& source) {
+  if (text.size() > kMaxDocumentBytes) {
+    return invalid("{}: the document has {} bytes; at most {} are read", source, text.size(),
+                   kMaxDocumentBytes);
+  }
+  bool too_deep = false;
+  const auto limit_depth = [&](int depth, Json::parse_event_t, Json&) {
+    if (depth > kMaxDocumentDepth) too_deep = true;
+    return !too_deep;
+  };
+  try {
+    Json document = Json::parse(text, limit_depth);
+    if (too_deep) {
+      return invalid("{}: nested deeper than {} levels", source, kMaxDocumentDepth);
+    }
+    return document;
+  } catch (const Json::exception& e) {
+    // nlohmann's text starts with an id in brackets; what follows says line, column and cause.
+    std::string_view what = e.what();
+    if (const auto end = what.find("] "); end != std::string_view::npos) what.remove_prefix(end + 2);
+    std::string printable;
+    for (const char c : what) {
+      printable += static_cast<unsigned char>(c) < 0x80 && (c >= ' ' || c == '\n') ? c : '?';
+    }
+    return invalid("{}: not a JSON document: {}", source, printable);
+  }
+}
+
+Result<std::string> read_file(const std::string& path, std::size_t limit) {
+  std::error_code code;
+  std::ifstream stream(path, std::ios::binary);
+  if (!stream) {
+    return invalid("{}: cannot be opened ({})", path, std::generic_category().message(errno));
+  }
+  std::string text;
+  std::string block(std::size_t{1} << 16, '\0');
+  while (stream) {
+    stream.read(block.data(), static_cast<std::streamsize>(block.size()));
+    text.append(block, 0, static_cast<std::size_t>(stream.gcount()));
+    if (text.size() > limit) {
+      return invalid("{}: larger than {} bytes, the most that is read", path, limit);
+    }
+  }
+  if (stream.bad()) return error(ErrorKind::io, "{}: reading failed", path);
+  return text;
+}
+
+std::string nearest_name(std::string_view name, const std::vector<std::string>& known) {
+  std::string best;
+  std::size_t best_distance = std::max<std::size_t>(2, name.size() / 2) + 1;
+  for (const std::string& candidate : known) {
+    const std::size_t distance = edit_distance(name.substr(0, 64), candidate);
+    if (distance < best_distance) {
+      best_distance = distance;
+      best = candidate;
+    }
+  }
+  return best;
+}
+
+ObjectReader::ObjectReader(const Json& object, std::string source, std::string path)
+    : object_{object}, source_{std::move(source)}, path_{std::move(path)} {}
+
+std::string ObjectReader::path_of(const std::string& field) const {
+  return path_.empty() ? field : path_ + "." + field;
+}
+
+Error ObjectReader::fail(const std::string& field, std::string_view message) const {
+  return invalid("{}: field '{}': {}", source_, path_of(field), message);
+}
+
+Error ObjectReader::fail_value(const std::string& field, const Json& value,
+                               std::string_view expected) const {
+  return fail(field, fmt::format("{} is not allowed; expected {}", shown(value), expected));
+}
+
+const Json* ObjectReader::find(const std::string& field) {
+  known_.push_back(field);
+  if (!object_.is_object()) return nullptr;
+  const auto it = object_.find(field);
+  return it == object_.end() || it->is_null() ? nullptr : &*it;
+}
+
+bool ObjectReader::has(const std::string& field) { return find(field) != nullptr; }
+
+Result<std::int64_t> ObjectReader::integer(const std::string& field, std::int64_t low,
+                                           std::int64_t high) {
+  const Json* value = find(field);
+  const std::string expected = fmt::format("an integer from {} to {}", low, high);
+  if (value == nullptr) return fail(field, "missing; expected " + expected);
+  if (!value->is_number_integer()) return fail_value(field, *value, expected);
+  if (value->is_number_unsigned() &&
+      value->get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)) {
+    return fail_value(field, *value, expected);
+  }
+  const auto number = value->get<std::int64_t>();
+  if (number < low || number > high) return fail_value(field, *value, expected);
+  return number;
+}
+
+Result<std::int64_t> ObjectReader::integer_or(const std::string& field, std::int64_t fallback,
+                                              std::int64_t low, std::int64_t high) {
+  if (!has(field)) return fallback;
+  return integer(field, low, high);
+}
+
+Result<double> ObjectReader::number_or(const std::string& field, double fallback) {
+  const Json* value = find(field);
+  if (value == nullptr) return fallback;
+  if (!value->is_number() || !std::isfinite(value->get<double>())) {
+    return fail_value(field, *value, "a finite number");
+  }
+  return value->get<double>();
+}
+
+Result<bool> ObjectReader::boolean_or(const std::string& field, bool fallback) {
+  const Json* value = find(field);
+  if (value == nullptr) return fallback;
+  if (!value->is_boolean()) return fail_value(field, *value, "true or false");
+  return value->get<bool>();
+}
+
+Result<std::string> ObjectReader::string(const std::string& field) {
+  const Json* value = find(field);
+  if (value == nullptr) return fail(field, "missing; expected a string");
+  if (!value->is_string()) return fail_value(field, *value, "a string");
+  return value->get<std::string>();
+}
+
+Result<std::string> ObjectReader::string_or(const std::string& field, std::string fallback) {
+  if (!has(field)) return fallback;
+  return string(field);
+}
+
+Result<std::string> ObjectReader::choice_or(const std::string& field, std::string fallback,
+                                            const std::vector<std::string>& allowed) {
+  const Json* value = find(field);
+  if (value == nullptr) return fallback;
+  const std::string expected = fmt::format("one of {}", fmt::join(allowed, ", "));
+  if (!value->is_string()) return fail_value(field, *value, expected);
+  auto text = value->get<std::string>();
+  if (std::find(allowed.begin(), allowed.end(), text) == allowed.end()) {
+    const std::string near = nearest_name(text, allowed);
+    return fail_value(field, *value,
+                      near.empty() ? expected : fmt::format("{} (nearest: {})", expected, near));
+  }
+  return text;
+}
+
+Result<Dims> ObjectReader::integers(const std::string& field, std::int64_t low,
+                                    std::int64_t high) {
+  const Json* value = find(field);
+  const std::string expected = fmt::format("a list of integers from {} to {}", low, high);
+  if (value == nullptr) return fail(field, "missing; expected " + expected);
+  if (!value->is_array()) return fail_value(field, *value, expected);
+  Dims result;
+  for (std::size_t i = 0; i < value->size(); ++i) {
+    const Json& item = (*value)[i];
+    const bool fits = item.is_number_integer() &&
+                      (!item.is_number_unsigned() ||
+                       item.get<std::uint64_t>() <= static_cast<std::uint64_t>(INT64_MAX)) &&
+                      item.get<std::int64_t>() >= low && item.get<std::int64_t>() <= high;
+    if (!fits) return fail_value(fmt::format("{}[{}]", field, i), item, expected);
+    result.push_back(item.get<std::int64_t>());
+  }
+  return result;
+}
+
+Status ObjectReader::finish() const {
+  if (!object_.is_object()) {
+    return invalid("{}: {}expected an object, got {}", source_,
+                   path_.empty() ? "" : fmt::format("field '{}': ", path_), shown(object_));
+  }
+  for (const auto& [name, value] : object_.items()) {
+    if (std::find(known_.begin(), known_.end(), name) != known_.end()) continue;
+    const std::string near = nearest_name(name, known_);
+    return fail(name, near.empty() ? "unknown field"
+                                   : fmt::format("unknown field; did you mean '{}'?", near));
+  }
+  return {};
+}
+
+}  // namespace lawson
