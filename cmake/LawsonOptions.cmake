@@ -1,0 +1,21 @@
+# Flags that every target of the project gets, through lawson_options.
+add_library(lawson_options INTERFACE)
+target_compile_definitions(lawson_options INTERFACE FMT_HEADER_ONLY)
+target_compile_options(lawson_options INTERFACE
+  -Wall -Wextra -Wpedantic -Werror
+  $<$<COMPILE_LANGUAGE:CXX>:-Wshadow -Wconversion -Wsign-conversion -Wnon-virtual-dtor
+    -Woverloaded-virtual -Wimplicit-fallthrough>)
+if(LAWSON_SANITIZE)
+  target_compile_options(lawson_options INTERFACE
+    -fsanitize=${LAWSON_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1)
+  target_link_options(lawson_options INTERFACE -fsanitize=${LAWSON_SANITIZE})
+endif()
+
+find_program(CCACHE_PROGRAM ccache)
+if(CCACHE_PROGRAM)
+  set(CMAKE_C_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${CCACHE_PROGRAM})
+endif()
+
+# cudnn_frontend.h costs about 1 minute and 2 GB: never two of these compiles at once.
+set_property(GLOBAL APPEND PROPERTY JOB_POOLS heavy_compile=1)
