@@ -1,0 +1,18 @@
+// The JSON form of graphs (kind "graph" of the spec).
+#pragma once
+
+#include <string>
+
+#include "base/json.h"
+#include "ir/graph.h"
+
+namespace lawson::ir {
+
+// `source` names the document in messages. Unknown fields, wrong types, impossible shapes are
+// errors that name field, value and what was allowed.
+Result<Graph> graph_from_json(const Json& document, const std::string& source);
+
+// A document that graph_from_json reads back to an equal graph.
+Json graph_to_json(const Graph& graph);
+
+}  // namespace lawson::ir

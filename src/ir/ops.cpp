@@ -1,0 +1,125 @@
+#include "ir/ops.h"
+
+#include <array>
+#include <string>
+
+namespace lawson::ir {
+namespace {
+
+constexpr std::array<std::string_view, kUnaryCount> kUnary{
+    "neg",   "abs",   "exp",  "log",        "log1p",   "expm1", "sqrt",  "rsqrt", "reciprocal",
+    "sin",   "cos",   "tan",  "tanh",       "erf",     "ceil",  "floor", "round", "sign",
+    "sigmoid", "relu", "leaky_relu", "relu6", "elu",   "softplus", "silu", "gelu", "gelu_tanh"};
+constexpr std::array<std::string_view, kBinaryCount> kBinary{"add", "sub", "mul", "div",
+                                                             "pow", "min", "max", "mod"};
+constexpr std::array<std::string_view, kCompareCount> kCompare{"eq", "ne", "lt", "le", "gt", "ge"};
+constexpr std::array<std::string_view, kLogicalCount> kLogical{"and", "or", "not"};
+constexpr std::array<std::string_view, kReduceCount> kReduce{"sum",  "max",  "min",   "mean",
+                                                             "prod", "amax", "norm1", "norm2"};
+
+// Ops whose name needs no kind.
+const std::array<std::pair<std::string_view, Op>, 12>& plain_ops() {
+  static const std::array<std::pair<std::string_view, Op>, 12> table{{
+      {"matmul", Matmul{}},
+      {"convert", Convert{}},
+      {"select", Select{}},
+      {"clamp", Clamp{}},
+      {"iota", Iota{}},
+      {"constant", Constant{}},
+      {"broadcast", Broadcast{}},
+      {"reshape", Reshape{}},
+      {"transpose", Transpose{}},
+      {"slice", Slice{}},
+      {"attention", Attention{}},
+      {"attention_backward", AttentionBackward{}},
+  }};
+  return table;
+}
+
+double default_parameter(UnaryKind kind) {
+  if (kind == UnaryKind::leaky_relu) return 0.01;
+  return kind == UnaryKind::elu ? 1.0 : 0.0;
+}
+
+}  // namespace
+
+std::string_view to_string(UnaryKind kind) { return kUnary[static_cast<std::size_t>(kind)]; }
+std::string_view to_string(BinaryKind kind) { return kBinary[static_cast<std::size_t>(kind)]; }
+std::string_view to_string(CompareKind kind) { return kCompare[static_cast<std::size_t>(kind)]; }
+std::string_view to_string(LogicalKind kind) { return kLogical[static_cast<std::size_t>(kind)]; }
+std::string_view to_string(ReduceKind kind) { return kReduce[static_cast<std::size_t>(kind)]; }
+
+std::string_view to_string(Alignment alignment) {
+  return alignment == Alignment::top_left ? "top_left" : "bottom_right";
+}
+
+std::string_view to_string(SoftmaxKind kind) {
+  switch (kind) {
+    case SoftmaxKind::vanilla: return "vanilla";
+    case SoftmaxKind::off_by_one: return "off_by_one";
+    case SoftmaxKind::learnable: return "learnable";
+  }
+  return "vanilla";
+}
+
+std::string op_name(const Op& op) {
+  return std::visit(
+      Overloaded{
+          [](const Unary& unary) { return std::string{to_string(unary.kind)}; },
+          [](const Binary& binary) { return std::string{to_string(binary.kind)}; },
+          [](const Compare& compare) {
+            return std::string{"compare_"}.append(to_string(compare.kind));
+          },
+          [](const Logical& logical) { return std::string{to_string(logical.kind)}; },
+          [](const Reduce& reduce) {
+            return std::string{"reduce_"}.append(to_string(reduce.kind));
+          },
+          [&op](const auto&) {
+            for (const auto& [name, plain] : plain_ops()) {
+              if (plain.index() == op.index()) return std::string{name};
+            }
+            return std::string{};
+          },
+      },
+      op);
+}
+
+std::optional<Op> op_from_name(std::string_view name) {
+  for (const auto& [plain_name, plain] : plain_ops()) {
+    if (plain_name == name) return plain;
+  }
+  for (std::size_t i = 0; i < kUnary.size(); ++i) {
+    const auto kind = static_cast<UnaryKind>(i);
+    if (kUnary[i] == name) return Unary{kind, default_parameter(kind)};
+  }
+  for (std::size_t i = 0; i < kBinary.size(); ++i) {
+    if (kBinary[i] == name) return Binary{static_cast<BinaryKind>(i)};
+  }
+  for (std::size_t i = 0; i < kLogical.size(); ++i) {
+    if (kLogical[i] == name) return Logical{static_cast<LogicalKind>(i)};
+  }
+  if (name.starts_with("compare_")) {
+    for (std::size_t i = 0; i < kCompare.size(); ++i) {
+      if (kCompare[i] == name.substr(8)) return Compare{static_cast<CompareKind>(i)};
+    }
+  }
+  if (name.starts_with("reduce_")) {
+    for (std::size_t i = 0; i < kReduce.size(); ++i) {
+      if (kReduce[i] == name.substr(7)) return Reduce{static_cast<ReduceKind>(i), {}, false};
+    }
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> all_op_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, op] : plain_ops()) names.emplace_back(name);
+  for (const auto name : kUnary) names.emplace_back(name);
+  for (const auto name : kBinary) names.emplace_back(name);
+  for (const auto name : kCompare) names.push_back(std::string{"compare_"}.append(name));
+  for (const auto name : kLogical) names.emplace_back(name);
+  for (const auto name : kReduce) names.push_back(std::string{"reduce_"}.append(name));
+  return names;
+}
+
+}  // namespace lawson::ir
