@@ -1,0 +1,61 @@
+# The two commands of a fresh machine are `make demo` and `make test`; each sets up what it needs.
+# CUDNN=off leaves out the cuDNN engine and with it everything that comes from PyPI.
+CUDNN ?= on
+export CUDNN
+export LAWSON_GOAL = $(firstword $(MAKECMDGOALS))
+
+MODELS ?= $(wildcard examples/models/*.json)
+TARGETS ?= v100,a100,l40s,h200,b200
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo test lint format asan tsan gpu-kit gpu-test clean distclean
+
+help: ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@echo "  CUDNN=off with any of them: only the reference and CPU engines, nothing from PyPI"
+
+setup: ## install what a build and its tests need (Debian packages, .venv)
+	@scripts/setup build lint
+
+build: ## configure and build everything: build/bin/lawson, build/lib, tests
+	@scripts/setup build
+	@scripts/build release
+
+demo: ## the main job: what of some well-known models fuses, on which GPU, and why not
+	@scripts/setup build
+	@scripts/build release lawson-demo
+	@scripts/demo $(TARGETS) $(MODELS)
+
+test: ## everything: build, all tests, sanitizers, lint; ends with the counts
+	@scripts/setup build lint
+	@scripts/test
+
+lint: ## includes, clang-format, clang-tidy
+	@scripts/setup build lint
+	@scripts/build release
+	@scripts/lint
+
+format: ## rewrite the sources as clang-format wants them
+	@scripts/setup lint
+	@scripts/format
+
+asan: ## the tests without cuDNN under the address and undefined-behaviour sanitizers
+	@scripts/setup build
+	@scripts/test asan
+
+tsan: ## the same under the thread sanitizer
+	@scripts/setup build
+	@scripts/test tsan
+
+gpu-kit: ## gather the headers that a GPU machine without registries needs, into build/gpu-kit
+	@scripts/setup build
+	@scripts/gpu-kit
+
+gpu-test: ## build and run everything that needs a GPU, on a machine with one
+	@scripts/gpu-test
+
+clean: ## remove build/
+	rm -rf build
+
+distclean: clean ## remove build/ and .venv
+	rm -rf .venv
