@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/dims.h"
+#include "base/dtype.h"
 
 namespace lawson::ir {
 
@@ -163,6 +164,7 @@ struct Overloaded : Ts... {
 template <typename... Ts>
 Overloaded(Ts...) -> Overloaded<Ts...>;
 
+using lawson::to_string;  // of Dims and DType, which the overloads below would hide
 std::string_view to_string(UnaryKind kind);
 std::string_view to_string(BinaryKind kind);
 std::string_view to_string(CompareKind kind);

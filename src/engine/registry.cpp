@@ -1,0 +1,29 @@
+#include "engine/registry.h"
+
+#include "engine/cpu/cpu.h"
+#include "engine/reference/reference.h"
+#ifdef LAWSON_HAVE_CUDNN
+#include "engine/cudnn/engine.h"
+#endif
+
+namespace lawson {
+
+const std::vector<std::shared_ptr<Engine>>& engines() {
+  static const std::vector<std::shared_ptr<Engine>> list{
+#ifdef LAWSON_HAVE_CUDNN
+      make_cudnn_engine(),
+#endif
+      make_cpu_engine(),
+      make_reference_engine(),
+  };
+  return list;
+}
+
+Engine* find_engine(std::string_view name) {
+  for (const auto& engine : engines()) {
+    if (engine->name() == name) return engine.get();
+  }
+  return nullptr;
+}
+
+}  // namespace lawson

@@ -1,0 +1,408 @@
+#include "ir/infer.h"
+
+#include <algorithm>
+#include <cmath>
+#include <set>
+
+namespace lawson::ir {
+namespace {
+
+using Operands = std::vector<const Tensor*>;
+using Results = std::vector<Inferred>;
+
+std::string describe(const Tensor& tensor) {
+  return fmt::format("{} {}{}", tensor.name, to_string(tensor.dtype), to_string(tensor.shape));
+}
+
+Error wrong(const Op& op, std::string_view message) {
+  return invalid("{}: {}", op_name(op), message);
+}
+
+// Pointwise result: broadcast of all operands.
+Result<Dims> common_shape(const Op& op, const Operands& operands) {
+  Dims shape = operands[0]->shape;
+  for (std::size_t i = 1; i < operands.size(); ++i) {
+    const auto merged = broadcast_shape(shape, operands[i]->shape);
+    if (!merged) {
+      return wrong(op, fmt::format("{} and {} do not broadcast to one shape",
+                                   describe(*operands[0]), describe(*operands[i])));
+    }
+    shape = *merged;
+  }
+  return shape;
+}
+
+Status require_dtype(const Op& op, const Tensor& tensor, DType wanted) {
+  if (tensor.dtype == wanted) return {};
+  return wrong(op, fmt::format("operand {} must have dtype {}", describe(tensor), to_string(wanted)));
+}
+
+Status require_shape(const Op& op, const Tensor& tensor, std::string_view role,
+                     const Dims& wanted) {
+  if (tensor.shape == wanted) return {};
+  return wrong(op, fmt::format("{} is {}; expected shape {}", role, describe(tensor),
+                               to_string(wanted)));
+}
+
+Result<Results> infer_matmul(const Op& op, const Operands& in, std::optional<DType> dtype) {
+  const Tensor& a = *in[0];
+  const Tensor& b = *in[1];
+  if (a.shape.size() < 2 || b.shape.size() < 2) {
+    return wrong(op, fmt::format("{} x {}: both operands need rank 2 or more", describe(a),
+                                 describe(b)));
+  }
+  const std::int64_t k = a.shape.back();
+  if (k != b.shape[b.shape.size() - 2]) {
+    return wrong(op, fmt::format("{} x {}: inner dims {} and {} differ", describe(a), describe(b),
+                                 k, b.shape[b.shape.size() - 2]));
+  }
+  if (is_float(a.dtype) != is_float(b.dtype)) {
+    return wrong(op, fmt::format("{} x {}: float with integer operand; convert one first",
+                                 describe(a), describe(b)));
+  }
+  if (a.dtype == DType::boolean || b.dtype == DType::boolean) {
+    return wrong(op, "bool operands are not allowed; convert first");
+  }
+  const auto batch = broadcast_shape(Dims(a.shape.begin(), a.shape.end() - 2),
+                                     Dims(b.shape.begin(), b.shape.end() - 2));
+  if (!batch) {
+    return wrong(op, fmt::format("{} x {}: batch dims do not broadcast", describe(a), describe(b)));
+  }
+  Dims shape = *batch;
+  shape.push_back(a.shape[a.shape.size() - 2]);
+  shape.push_back(b.shape.back());
+  const DType natural = is_float(a.dtype) ? promote(a.dtype, b.dtype) : DType::i32;
+  return Results{{dtype.value_or(natural), shape}};
+}
+
+Result<Results> infer_pointwise(const Op& op, const Operands& in, std::optional<DType> dtype) {
+  LAWSON_TRY(Dims shape, common_shape(op, in));
+  DType natural = in[0]->dtype;
+  for (const Tensor* tensor : in) {
+    if (tensor->dtype == DType::boolean) {
+      return wrong(op, fmt::format("operand {} is bool; convert it first", describe(*tensor)));
+    }
+    natural = promote(natural, tensor->dtype);
+  }
+  if (const auto* unary = std::get_if<Unary>(&op); unary != nullptr && !is_float(natural)) {
+    const bool keeps_integers = unary->kind == UnaryKind::neg || unary->kind == UnaryKind::abs ||
+                                unary->kind == UnaryKind::sign || unary->kind == UnaryKind::relu;
+    if (!keeps_integers) {
+      return wrong(op, fmt::format("operand {} is an integer; convert it to a float type first",
+                                   describe(*in[0])));
+    }
+  }
+  return Results{{dtype.value_or(natural), shape}};
+}
+
+Result<Results> infer_select(const Op& op, const Operands& in, std::optional<DType> dtype) {
+  LAWSON_CHECK(require_dtype(op, *in[0], DType::boolean));
+  LAWSON_TRY(Dims shape, common_shape(op, in));
+  return Results{{dtype.value_or(promote(in[1]->dtype, in[2]->dtype)), shape}};
+}
+
+Result<Results> infer_reduce(const Op& op, const Reduce& reduce, const Tensor& x,
+                             std::optional<DType> dtype) {
+  const auto rank = static_cast<std::int64_t>(x.shape.size());
+  if (reduce.axes.empty()) return wrong(op, "field 'axes' is empty; name at least one axis");
+  for (std::size_t i = 0; i < reduce.axes.size(); ++i) {
+    const std::int64_t axis = reduce.axes[i];
+    if (axis < 0 || axis >= rank || (i > 0 && axis <= reduce.axes[i - 1])) {
+      return wrong(op, fmt::format("axes {} must be ascending, unique and in [0, {})",
+                                   to_string(reduce.axes), rank));
+    }
+  }
+  if (x.dtype == DType::boolean) return wrong(op, "bool operand; convert it first");
+  Dims shape;
+  for (std::int64_t i = 0; i < rank; ++i) {
+    const bool reduced = std::find(reduce.axes.begin(), reduce.axes.end(), i) != reduce.axes.end();
+    if (!reduced) {
+      shape.push_back(x.shape[static_cast<std::size_t>(i)]);
+    } else if (reduce.keepdims) {
+      shape.push_back(1);
+    }
+    const bool has_identity = reduce.kind == ReduceKind::sum || reduce.kind == ReduceKind::prod ||
+                              reduce.kind == ReduceKind::norm1 || reduce.kind == ReduceKind::norm2;
+    if (reduced && x.shape[static_cast<std::size_t>(i)] == 0 && !has_identity) {
+      return wrong(op, fmt::format("axis {} of {} is empty", i, describe(x)));
+    }
+  }
+  return Results{{dtype.value_or(x.dtype), shape}};
+}
+
+Result<Results> infer_reshape(const Op& op, const Reshape& reshape, const Tensor& x) {
+  const auto from = element_count(x.shape);
+  const auto to = element_count(reshape.shape);
+  if (!from || !to || *from != *to) {
+    return wrong(op, fmt::format("{} cannot become shape {}: element counts differ", describe(x),
+                                 to_string(reshape.shape)));
+  }
+  return Results{{x.dtype, reshape.shape}};
+}
+
+Result<Results> infer_broadcast(const Op& op, const Broadcast& broadcast, const Tensor& x) {
+  const auto merged = broadcast_shape(x.shape, broadcast.shape);
+  if (!merged || *merged != broadcast.shape) {
+    return wrong(op, fmt::format("{} does not broadcast to shape {}", describe(x),
+                                 to_string(broadcast.shape)));
+  }
+  return Results{{x.dtype, broadcast.shape}};
+}
+
+Result<Results> infer_transpose(const Op& op, const Transpose& transpose, const Tensor& x) {
+  Dims sorted = transpose.perm;
+  std::sort(sorted.begin(), sorted.end());
+  bool is_permutation = sorted.size() == x.shape.size();
+  for (std::size_t i = 0; is_permutation && i < sorted.size(); ++i) {
+    is_permutation = sorted[i] == static_cast<std::int64_t>(i);
+  }
+  if (!is_permutation) {
+    return wrong(op, fmt::format("perm {} is not a permutation of the {} axes of {}",
+                                 to_string(transpose.perm), x.shape.size(), describe(x)));
+  }
+  Dims shape;
+  for (const std::int64_t axis : transpose.perm) {
+    shape.push_back(x.shape[static_cast<std::size_t>(axis)]);
+  }
+  return Results{{x.dtype, shape}};
+}
+
+Result<Results> infer_slice(const Op& op, const Slice& slice, const Tensor& x) {
+  const std::size_t rank = x.shape.size();
+  if (slice.start.size() != rank || slice.limit.size() != rank || slice.stride.size() != rank) {
+    return wrong(op, fmt::format("start, limit and stride need {} entries for {}", rank,
+                                 describe(x)));
+  }
+  Dims shape;
+  for (std::size_t i = 0; i < rank; ++i) {
+    if (slice.start[i] < 0 || slice.limit[i] < slice.start[i] || slice.limit[i] > x.shape[i] ||
+        slice.stride[i] < 1) {
+      return wrong(op, fmt::format("axis {}: [{}:{}:{}] is not inside [0, {}] with stride >= 1", i,
+                                   slice.start[i], slice.limit[i], slice.stride[i], x.shape[i]));
+    }
+    shape.push_back((slice.limit[i] - slice.start[i] + slice.stride[i] - 1) / slice.stride[i]);
+  }
+  return Results{{x.dtype, shape}};
+}
+
+Status check_rule(const Op& op, const AttentionRule& rule) {
+  if (rule.left < -1 || rule.right < -1) {
+    return wrong(op, fmt::format("window [{}, {}]: bounds are -1 (none) or at least 0", rule.left,
+                                 rule.right));
+  }
+  if (!std::isfinite(rule.softcap) || rule.softcap < 0) {
+    return wrong(op, fmt::format("softcap {}: expected 0 (none) or a positive number",
+                                 rule.softcap));
+  }
+  return {};
+}
+
+// The operands that forward and backward share, in either's slots.
+struct AttentionOperands {
+  const Tensor *q, *k, *v, *scale, *bias, *seqlen_q, *seqlen_kv, *sink;
+};
+
+Status check_attention(const Op& op, const AttentionRule& rule, const AttentionOperands& in) {
+  LAWSON_CHECK(check_rule(op, rule));
+  for (const Tensor* tensor : {in.q, in.k, in.v}) {
+    if (tensor->shape.size() != 4) {
+      return wrong(op, fmt::format("{}: expected rank 4 [b, h, s, d]", describe(*tensor)));
+    }
+    if (!is_float(tensor->dtype) || bit_width(tensor->dtype) < 8) {
+      return wrong(op, fmt::format("{}: expected a float type", describe(*tensor)));
+    }
+  }
+  if (in.k->dtype != in.q->dtype || in.v->dtype != in.q->dtype) {
+    return wrong(op, fmt::format("{}, {}, {}: q, k and v must have one dtype", describe(*in.q),
+                                 describe(*in.k), describe(*in.v)));
+  }
+  const Dims& q = in.q->shape;
+  const Dims& k = in.k->shape;
+  LAWSON_CHECK(require_shape(op, *in.k, "k", {q[0], k[1], k[2], q[3]}));
+  LAWSON_CHECK(require_shape(op, *in.v, "v", {q[0], k[1], k[2], in.v->shape[3]}));
+  if (k[1] == 0 || q[1] % k[1] != 0) {
+    return wrong(op, fmt::format("{} query heads are not a multiple of {} key heads", q[1], k[1]));
+  }
+  if (in.scale != nullptr) {
+    LAWSON_CHECK(require_shape(op, *in.scale, "scale", {1, 1, 1, 1}));
+    if (!in.scale->by_value) return wrong(op, "scale must be a by-value scalar");
+  }
+  if (in.bias != nullptr) {
+    const auto merged = broadcast_shape(in.bias->shape, {q[0], q[1], q[2], k[2]});
+    if (in.bias->shape.size() != 4 || !merged || *merged != Dims{q[0], q[1], q[2], k[2]}) {
+      return wrong(op, fmt::format("bias {} does not broadcast to {}", describe(*in.bias),
+                                   to_string(Dims{q[0], q[1], q[2], k[2]})));
+    }
+  }
+  if (rule.padding != (in.seqlen_q != nullptr) || rule.padding != (in.seqlen_kv != nullptr)) {
+    return wrong(op, "padding needs both seqlen_q and seqlen_kv, and nothing else takes them");
+  }
+  for (const Tensor* lengths : {in.seqlen_q, in.seqlen_kv}) {
+    if (lengths == nullptr) continue;
+    LAWSON_CHECK(require_shape(op, *lengths, "sequence lengths", {q[0], 1, 1, 1}));
+    LAWSON_CHECK(require_dtype(op, *lengths, DType::i32));
+  }
+  if ((rule.softmax == SoftmaxKind::learnable) != (in.sink != nullptr)) {
+    return wrong(op, "the learnable softmax needs the sink operand, and nothing else takes it");
+  }
+  if (in.sink != nullptr) {
+    LAWSON_CHECK(require_shape(op, *in.sink, "sink", {1, q[1], 1, 1}));
+    LAWSON_CHECK(require_dtype(op, *in.sink, DType::f32));
+  }
+  return {};
+}
+
+DType stats_dtype(const Tensor& q) { return q.dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+Result<Results> infer_attention(const Op& op, const Attention& attention, const Operands& in,
+                                std::optional<DType> dtype) {
+  LAWSON_CHECK(check_attention(
+      op, attention.rule,
+      {in[Attention::q], in[Attention::k], in[Attention::v], in[Attention::scale],
+       in[Attention::bias], in[Attention::seqlen_q], in[Attention::seqlen_kv],
+       in[Attention::sink]}));
+  const Tensor& q = *in[Attention::q];
+  const Dims o{q.shape[0], q.shape[1], q.shape[2], in[Attention::v]->shape[3]};
+  return Results{{dtype.value_or(q.dtype), o},
+                 {stats_dtype(q), {q.shape[0], q.shape[1], q.shape[2], 1}}};
+}
+
+Result<Results> infer_attention_backward(const Op& op, const AttentionBackward& attention,
+                                         const Operands& in, std::optional<DType> dtype) {
+  using Slot = AttentionBackward;
+  LAWSON_CHECK(check_attention(op, attention.rule,
+                               {in[Slot::q], in[Slot::k], in[Slot::v], in[Slot::scale],
+                                in[Slot::bias], in[Slot::seqlen_q], in[Slot::seqlen_kv],
+                                in[Slot::sink]}));
+  const Tensor& q = *in[Slot::q];
+  const Tensor& k = *in[Slot::k];
+  const Tensor& v = *in[Slot::v];
+  const Dims o{q.shape[0], q.shape[1], q.shape[2], v.shape[3]};
+  LAWSON_CHECK(require_shape(op, *in[Slot::o], "o", o));
+  LAWSON_CHECK(require_shape(op, *in[Slot::dout], "dout", o));
+  LAWSON_CHECK(require_shape(op, *in[Slot::stats], "stats",
+                             {q.shape[0], q.shape[1], q.shape[2], 1}));
+  LAWSON_CHECK(require_dtype(op, *in[Slot::stats], stats_dtype(q)));
+  const DType type = dtype.value_or(q.dtype);
+  const Tensor* bias = in[Slot::bias];
+  return Results{{type, q.shape},
+                 {type, k.shape},
+                 {type, v.shape},
+                 {bias != nullptr ? bias->dtype : type, bias != nullptr ? bias->shape : Dims{}},
+                 {DType::f32, {1, q.shape[1], 1, 1}}};
+}
+
+std::vector<bool> optional_slots(const Op& op) {
+  std::vector<bool> optional(input_slots(op), false);
+  if (std::holds_alternative<Attention>(op)) {
+    for (const auto slot : {Attention::scale, Attention::bias, Attention::seqlen_q,
+                            Attention::seqlen_kv, Attention::sink}) {
+      optional[slot] = true;
+    }
+  }
+  if (std::holds_alternative<AttentionBackward>(op)) {
+    using Slot = AttentionBackward;
+    for (const auto slot : {Slot::scale, Slot::bias, Slot::seqlen_q, Slot::seqlen_kv, Slot::sink}) {
+      optional[slot] = true;
+    }
+  }
+  return optional;
+}
+
+}  // namespace
+
+DType promote(DType a, DType b) {
+  if (a == b) return a;
+  if (is_float(a) != is_float(b)) return is_float(a) ? a : b;
+  if (bit_width(a) != bit_width(b)) return bit_width(a) > bit_width(b) ? a : b;
+  if (!is_float(a)) return DType::i32;           // i8 with u8
+  return bit_width(a) == 16 ? DType::f32 : DType::f16;  // f16 with bf16; two 8-bit formats
+}
+
+std::size_t input_slots(const Op& op) {
+  using Count = std::size_t;
+  return std::visit(
+      Overloaded{
+          [](const Matmul&) { return Count{2}; },
+          [](const Binary&) { return Count{2}; },
+          [](const Compare&) { return Count{2}; },
+          [](const Logical& l) { return Count{l.kind == LogicalKind::not_ ? 1U : 2U}; },
+          [](const Select&) { return Count{3}; },
+          [](const Iota&) { return Count{0}; },
+          [](const Constant&) { return Count{0}; },
+          [](const Attention&) { return Count{Attention::kInputs}; },
+          [](const AttentionBackward&) { return Count{AttentionBackward::kInputs}; },
+          [](const auto&) { return Count{1}; },
+      },
+      op);
+}
+
+std::size_t output_slots(const Op& op) {
+  if (std::holds_alternative<Attention>(op)) return Attention::kOutputs;
+  if (std::holds_alternative<AttentionBackward>(op)) return AttentionBackward::kOutputs;
+  return 1;
+}
+
+Result<std::vector<Inferred>> infer(const Op& op, const Operands& operands,
+                                    std::optional<DType> dtype) {
+  if (operands.size() != input_slots(op)) {
+    return wrong(op, fmt::format("takes {} operands, got {}", input_slots(op), operands.size()));
+  }
+  const auto optional = optional_slots(op);
+  for (std::size_t i = 0; i < operands.size(); ++i) {
+    if (operands[i] == nullptr && !optional[i]) {
+      return wrong(op, fmt::format("operand {} is missing", i));
+    }
+  }
+  return std::visit(
+      Overloaded{
+          [&](const Matmul&) { return infer_matmul(op, operands, dtype); },
+          [&](const Convert&) -> Result<Results> {
+            if (!dtype) return wrong(op, "field 'dtype' is missing");
+            return Results{{*dtype, operands[0]->shape}};
+          },
+          [&](const Unary&) { return infer_pointwise(op, operands, dtype); },
+          [&](const Binary&) { return infer_pointwise(op, operands, dtype); },
+          [&](const Clamp& clamp) -> Result<Results> {
+            if (std::isnan(clamp.min) || std::isnan(clamp.max) || clamp.min > clamp.max) {
+              return wrong(op, fmt::format("min {} and max {} must be numbers with min <= max",
+                                           clamp.min, clamp.max));
+            }
+            return infer_pointwise(op, operands, dtype);
+          },
+          [&](const Compare&) -> Result<Results> {
+            LAWSON_TRY(Dims shape, common_shape(op, operands));
+            return Results{{DType::boolean, shape}};
+          },
+          [&](const Logical&) -> Result<Results> {
+            for (const Tensor* tensor : operands) {
+              LAWSON_CHECK(require_dtype(op, *tensor, DType::boolean));
+            }
+            LAWSON_TRY(Dims shape, common_shape(op, operands));
+            return Results{{DType::boolean, shape}};
+          },
+          [&](const Select&) { return infer_select(op, operands, dtype); },
+          [&](const Iota& iota) -> Result<Results> {
+            if (iota.axis < 0 || iota.axis >= static_cast<std::int64_t>(iota.shape.size())) {
+              return wrong(op, fmt::format("axis {} is not an axis of shape {}", iota.axis,
+                                           to_string(iota.shape)));
+            }
+            return Results{{dtype.value_or(DType::i32), iota.shape}};
+          },
+          [&](const Constant&) -> Result<Results> {
+            return Results{{dtype.value_or(DType::f32), {}}};
+          },
+          [&](const Broadcast& b) { return infer_broadcast(op, b, *operands[0]); },
+          [&](const Reshape& r) { return infer_reshape(op, r, *operands[0]); },
+          [&](const Transpose& t) { return infer_transpose(op, t, *operands[0]); },
+          [&](const Slice& s) { return infer_slice(op, s, *operands[0]); },
+          [&](const Reduce& r) { return infer_reduce(op, r, *operands[0], dtype); },
+          [&](const Attention& a) { return infer_attention(op, a, operands, dtype); },
+          [&](const AttentionBackward& a) {
+            return infer_attention_backward(op, a, operands, dtype);
+          },
+      },
+      op);
+}
+
+}  // namespace lawson::ir

@@ -1,0 +1,372 @@
+#include "ir/json.h"
+
+#include <cmath>
+
+#include "ir/infer.h"
+
+namespace lawson::ir {
+namespace {
+
+std::vector<std::string> dtype_names() {
+  std::vector<std::string> names;
+  for (int i = 0; i < kDTypeCount; ++i) names.emplace_back(to_string(static_cast<DType>(i)));
+  return names;
+}
+
+Result<std::optional<DType>> read_dtype(ObjectReader& reader, const std::string& field) {
+  LAWSON_TRY(std::string name, reader.choice_or(field, "", dtype_names()));
+  if (name.empty()) return std::optional<DType>{};
+  return dtype_from_string(name);
+}
+
+Result<Tensor> read_input(const Json& item, const std::string& source, const std::string& path) {
+  ObjectReader reader(item, source, path);
+  Tensor tensor;
+  LAWSON_TRY(tensor.name, reader.string("name"));
+  LAWSON_TRY(auto dtype, read_dtype(reader, "dtype"));
+  if (!dtype) return reader.fail("dtype", "missing; expected a type name");
+  tensor.dtype = *dtype;
+  LAWSON_TRY(tensor.shape, reader.integers("shape", 0, kMaxDim));
+  if (reader.has("strides")) {
+    LAWSON_TRY(tensor.strides, reader.integers("strides", 0, kMaxElements));
+    if (tensor.strides.size() != tensor.shape.size()) {
+      return reader.fail("strides", fmt::format("{} strides for a shape of rank {}",
+                                                tensor.strides.size(), tensor.shape.size()));
+    }
+  }
+  LAWSON_TRY(auto alignment, reader.integer_or("alignment", 16, 1, 4096));
+  tensor.alignment = static_cast<int>(alignment);
+  LAWSON_TRY(tensor.by_value, reader.boolean_or("by_value", false));
+  if (tensor.by_value && element_count(tensor.shape) != 1) {
+    return reader.fail("by_value", "only a tensor of one element can be passed by value");
+  }
+  if (const Json* values = reader.find("values")) {
+    const auto count = element_count(tensor.shape);
+    if (!values->is_array() || !count || static_cast<std::int64_t>(values->size()) != *count) {
+      return reader.fail_value("values", *values,
+                               fmt::format("a list of {} numbers", count.value_or(0)));
+    }
+    for (const Json& value : *values) {
+      if (!value.is_number() || !std::isfinite(value.get<double>())) {
+        return reader.fail_value("values", value, "a finite number");
+      }
+      tensor.values.push_back(value.get<double>());
+    }
+  }
+  if (reader.has("domain")) {
+    LAWSON_TRY(Dims domain, reader.integers("domain", INT32_MIN, INT32_MAX));
+    if (domain.size() != 2 || domain[0] > domain[1]) {
+      return reader.fail("domain", "expected [low, high] with low <= high");
+    }
+    tensor.domain = std::pair{domain[0], domain[1]};
+  }
+  LAWSON_CHECK(reader.finish());
+  return tensor;
+}
+
+Status read_rule(ObjectReader& reader, AttentionRule& rule) {
+  LAWSON_TRY(rule.padding, reader.boolean_or("padding", false));
+  LAWSON_TRY(std::string alignment,
+             reader.choice_or("alignment", "top_left", {"top_left", "bottom_right"}));
+  rule.alignment = alignment == "top_left" ? Alignment::top_left : Alignment::bottom_right;
+  LAWSON_TRY(rule.left, reader.integer_or("left", -1, -1, kMaxDim));
+  LAWSON_TRY(rule.right, reader.integer_or("right", -1, -1, kMaxDim));
+  LAWSON_TRY(std::string softmax, reader.choice_or("softmax", "vanilla",
+                                                   {"vanilla", "off_by_one", "learnable"}));
+  rule.softmax = softmax == "vanilla"      ? SoftmaxKind::vanilla
+                 : softmax == "off_by_one" ? SoftmaxKind::off_by_one
+                                           : SoftmaxKind::learnable;
+  LAWSON_TRY(rule.softcap, reader.number_or("softcap", 0));
+  LAWSON_TRY(rule.alibi, reader.boolean_or("alibi", false));
+  return {};
+}
+
+Status read_attributes(ObjectReader& reader, Op& op) {
+  return std::visit(
+      Overloaded{
+          [&](Unary& u) -> Status {
+            if (u.kind == UnaryKind::leaky_relu) {
+              LAWSON_TRY(u.parameter, reader.number_or("slope", u.parameter));
+            } else if (u.kind == UnaryKind::elu) {
+              LAWSON_TRY(u.parameter, reader.number_or("alpha", u.parameter));
+            }
+            return {};
+          },
+          [&](Clamp& c) -> Status {
+            for (const char* field : {"min", "max"}) {
+              if (!reader.has(field)) return reader.fail(field, "missing; expected a number");
+            }
+            LAWSON_TRY(c.min, reader.number_or("min", 0));
+            LAWSON_TRY(c.max, reader.number_or("max", 0));
+            return {};
+          },
+          [&](Iota& i) -> Status {
+            LAWSON_TRY(i.shape, reader.integers("shape", 0, kMaxDim));
+            LAWSON_TRY(i.axis, reader.integer_or("axis", 0, 0, kMaxRank));
+            return {};
+          },
+          [&](Constant& c) -> Status {
+            if (!reader.has("value")) return reader.fail("value", "missing; expected a number");
+            LAWSON_TRY(c.value, reader.number_or("value", 0));
+            return {};
+          },
+          [&](Broadcast& b) -> Status {
+            LAWSON_TRY(b.shape, reader.integers("shape", 0, kMaxDim));
+            return {};
+          },
+          [&](Reshape& r) -> Status {
+            LAWSON_TRY(r.shape, reader.integers("shape", 0, kMaxDim));
+            return {};
+          },
+          [&](Transpose& t) -> Status {
+            LAWSON_TRY(t.perm, reader.integers("perm", 0, kMaxRank));
+            return {};
+          },
+          [&](Slice& s) -> Status {
+            LAWSON_TRY(s.start, reader.integers("start", 0, kMaxDim));
+            LAWSON_TRY(s.limit, reader.integers("limit", 0, kMaxDim));
+            s.stride = Dims(s.start.size(), 1);
+            if (reader.has("stride")) {
+              LAWSON_TRY(s.stride, reader.integers("stride", 1, kMaxDim));
+            }
+            return {};
+          },
+          [&](Reduce& r) -> Status {
+            LAWSON_TRY(r.axes, reader.integers("axes", 0, kMaxRank));
+            LAWSON_TRY(r.keepdims, reader.boolean_or("keepdims", false));
+            return {};
+          },
+          [&](Attention& a) -> Status { return read_rule(reader, a.rule); },
+          [&](AttentionBackward& a) -> Status {
+            LAWSON_TRY(a.deterministic, reader.boolean_or("deterministic", false));
+            return read_rule(reader, a.rule);
+          },
+          [](auto&) -> Status { return {}; },
+      },
+      op);
+}
+
+// A name or a list of names; null entries are absent operands.
+Result<std::vector<std::string>> read_names(ObjectReader& reader, const std::string& field) {
+  const Json* value = reader.find(field);
+  std::vector<std::string> names;
+  if (value == nullptr) return names;
+  if (value->is_string()) return std::vector{value->get<std::string>()};
+  if (!value->is_array()) return reader.fail_value(field, *value, "a name or a list of names");
+  for (const Json& item : *value) {
+    if (item.is_null()) {
+      names.emplace_back();
+    } else if (item.is_string() && !item.get_ref<const std::string&>().empty()) {
+      names.push_back(item.get<std::string>());
+    } else {
+      return reader.fail_value(field, item, "a tensor name or null");
+    }
+  }
+  return names;
+}
+
+Status read_op(const Json& item, const std::string& source, const std::string& path,
+               Builder& builder) {
+  ObjectReader reader(item, source, path);
+  LAWSON_TRY(std::string name, reader.string("op"));
+  auto op = op_from_name(name);
+  if (!op) {
+    const std::string near = nearest_name(name, all_op_names());
+    return reader.fail("op", near.empty()
+                                 ? fmt::format("'{}' is not an op", name)
+                                 : fmt::format("'{}' is not an op; did you mean '{}'?", name, near));
+  }
+  LAWSON_TRY(auto in, read_names(reader, "in"));
+  LAWSON_TRY(auto out, read_names(reader, "out"));
+  LAWSON_TRY(auto dtype, read_dtype(reader, "dtype"));
+  LAWSON_CHECK(read_attributes(reader, *op));
+  LAWSON_CHECK(reader.finish());
+
+  const std::size_t slots = input_slots(*op);
+  if (in.size() > slots) {
+    return reader.fail("in", fmt::format("{} takes {} operands, got {}", name, slots, in.size()));
+  }
+  std::vector<TensorId> inputs(slots, kNone);
+  for (std::size_t i = 0; i < in.size(); ++i) {
+    if (in[i].empty()) continue;
+    const auto id = builder.find(in[i]);
+    if (!id) {
+      return reader.fail("in", fmt::format("'{}' is not an input and not the result of an earlier op",
+                                           in[i]));
+    }
+    inputs[i] = *id;
+  }
+  if (out.empty()) return reader.fail("out", "missing; expected a name");
+  if (out.size() > output_slots(*op)) {
+    return reader.fail("out", fmt::format("{} has {} results, got {} names", name,
+                                          output_slots(*op), out.size()));
+  }
+  std::vector<Builder::ResultSpec> results;
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    results.push_back({out[i], i == 0 ? dtype : std::nullopt, !out[i].empty()});
+  }
+  auto added = builder.add(*op, std::move(inputs), std::move(results));
+  if (!added.ok()) return invalid("{}: field '{}': {}", source, path, added.error().message);
+  return {};
+}
+
+Status read_output(const Json& item, const std::string& source, const std::string& path,
+                   Builder& builder) {
+  const Json object = item.is_string() ? Json{{"name", item}} : item;
+  ObjectReader reader(object, source, path);
+  LAWSON_TRY(std::string name, reader.string("name"));
+  LAWSON_TRY(auto dtype, read_dtype(reader, "dtype"));
+  Dims strides;
+  if (reader.has("strides")) {
+    LAWSON_TRY(strides, reader.integers("strides", 0, kMaxElements));
+  }
+  LAWSON_TRY(auto alignment, reader.integer_or("alignment", 16, 1, 4096));
+  LAWSON_CHECK(reader.finish());
+  auto id = builder.find(name);
+  if (!id) return reader.fail("name", fmt::format("'{}' is not the result of an op", name));
+  if (dtype && *dtype != builder.tensor(*id).dtype) {
+    auto converted = builder.add1(Convert{}, {*id}, dtype, name + ".out");
+    if (!converted.ok()) return reader.fail("dtype", converted.error().message);
+    id = *converted;
+  }
+  const Status status = builder.output(*id, std::move(strides), static_cast<int>(alignment));
+  if (!status.ok()) return invalid("{}: field '{}': {}", source, path, status.error().message);
+  return {};
+}
+
+void write_rule(Json& item, const AttentionRule& rule) {
+  if (rule.padding) item["padding"] = true;
+  if (rule.alignment != Alignment::top_left) item["alignment"] = to_string(rule.alignment);
+  if (rule.left != -1) item["left"] = rule.left;
+  if (rule.right != -1) item["right"] = rule.right;
+  if (rule.softmax != SoftmaxKind::vanilla) item["softmax"] = to_string(rule.softmax);
+  if (rule.softcap != 0) item["softcap"] = rule.softcap;
+  if (rule.alibi) item["alibi"] = true;
+}
+
+void write_attributes(Json& item, const Op& op) {
+  std::visit(Overloaded{
+                 [&](const Unary& u) {
+                   if (u.kind == UnaryKind::leaky_relu) item["slope"] = u.parameter;
+                   if (u.kind == UnaryKind::elu) item["alpha"] = u.parameter;
+                 },
+                 [&](const Clamp& c) {
+                   item["min"] = c.min;
+                   item["max"] = c.max;
+                 },
+                 [&](const Iota& i) {
+                   item["axis"] = i.axis;
+                   item["shape"] = i.shape;
+                 },
+                 [&](const Constant& c) { item["value"] = c.value; },
+                 [&](const Broadcast& b) { item["shape"] = b.shape; },
+                 [&](const Reshape& r) { item["shape"] = r.shape; },
+                 [&](const Transpose& t) { item["perm"] = t.perm; },
+                 [&](const Slice& s) {
+                   item["start"] = s.start;
+                   item["limit"] = s.limit;
+                   item["stride"] = s.stride;
+                 },
+                 [&](const Reduce& r) {
+                   item["axes"] = r.axes;
+                   item["keepdims"] = r.keepdims;
+                 },
+                 [&](const Attention& a) { write_rule(item, a.rule); },
+                 [&](const AttentionBackward& a) {
+                   write_rule(item, a.rule);
+                   if (a.deterministic) item["deterministic"] = true;
+                 },
+                 [](const Matmul&) {}, [](const Convert&) {}, [](const Binary&) {},
+                 [](const Compare&) {}, [](const Logical&) {}, [](const Select&) {},
+             },
+             op);
+}
+
+Json names_of(const Graph& graph, const std::vector<TensorId>& ids) {
+  Json names = Json::array();
+  for (const TensorId id : ids) {
+    names.push_back(nullptr);
+    if (id != kNone) names.back() = graph.tensor(id).name;
+  }
+  while (!names.empty() && names.back().is_null()) names.erase(names.size() - 1);
+  return names;
+}
+
+}  // namespace
+
+Result<Graph> graph_from_json(const Json& document, const std::string& source) {
+  ObjectReader reader(document, source);
+  LAWSON_CHECK(reader.integer("lawson", 1, 1));
+  LAWSON_CHECK(reader.choice_or("kind", "graph", {"graph"}));
+  LAWSON_TRY(std::string name, reader.string_or("name", "graph"));
+  LAWSON_TRY(bool strict, reader.boolean_or("strict", false));
+  Builder builder(name);
+  builder.strict(strict);
+  const Json empty = Json::array();
+  const auto list = [&](const std::string& field) -> Result<const Json*> {
+    const Json* value = reader.find(field);
+    if (value == nullptr) return &empty;
+    if (!value->is_array()) return reader.fail_value(field, *value, "a list");
+    if (value->size() > 4096) {
+      return reader.fail(field, fmt::format("{} entries; at most 4096", value->size()));
+    }
+    return value;
+  };
+  LAWSON_TRY(const Json* inputs, list("inputs"));
+  LAWSON_TRY(const Json* ops, list("ops"));
+  LAWSON_TRY(const Json* outputs, list("outputs"));
+  LAWSON_CHECK(reader.finish());
+  if (outputs->empty()) return reader.fail("outputs", "missing; name at least one result");
+  for (std::size_t i = 0; i < inputs->size(); ++i) {
+    const std::string path = fmt::format("inputs[{}]", i);
+    LAWSON_TRY(Tensor tensor, read_input((*inputs)[i], source, path));
+    auto added = builder.input(std::move(tensor));
+    if (!added.ok()) return invalid("{}: field '{}': {}", source, path, added.error().message);
+  }
+  for (std::size_t i = 0; i < ops->size(); ++i) {
+    LAWSON_CHECK(read_op((*ops)[i], source, fmt::format("ops[{}]", i), builder));
+  }
+  for (std::size_t i = 0; i < outputs->size(); ++i) {
+    LAWSON_CHECK(read_output((*outputs)[i], source, fmt::format("outputs[{}]", i), builder));
+  }
+  return std::move(builder).finish();
+}
+
+Json graph_to_json(const Graph& graph) {
+  Json document{{"lawson", 1}, {"kind", "graph"}, {"name", graph.name}};
+  if (graph.strict) document["strict"] = true;
+  Json inputs = Json::array();
+  for (std::int32_t i = 0; i < graph.input_count; ++i) {
+    const Tensor& t = graph.tensor(i);
+    Json item{{"name", t.name}, {"dtype", to_string(t.dtype)}, {"shape", t.shape}};
+    if (t.strides != contiguous_strides(t.shape)) item["strides"] = t.strides;
+    if (t.alignment != 16) item["alignment"] = t.alignment;
+    if (t.by_value) item["by_value"] = true;
+    if (!t.values.empty()) item["values"] = t.values;
+    if (t.domain) item["domain"] = {t.domain->first, t.domain->second};
+    inputs.push_back(std::move(item));
+  }
+  document["inputs"] = std::move(inputs);
+  Json ops = Json::array();
+  for (const Node& node : graph.nodes) {
+    Json item{{"op", op_name(node.op)},
+              {"in", names_of(graph, node.inputs)},
+              {"out", names_of(graph, node.outputs)}};
+    if (node.outputs[0] != kNone) item["dtype"] = to_string(graph.tensor(node.outputs[0]).dtype);
+    write_attributes(item, node.op);
+    ops.push_back(std::move(item));
+  }
+  document["ops"] = std::move(ops);
+  Json outputs = Json::array();
+  for (std::int32_t i = 0; i < graph.output_count; ++i) {
+    const Tensor& t = graph.tensor(graph.input_count + i);
+    Json item{{"name", t.name}};
+    if (t.strides != contiguous_strides(t.shape)) item["strides"] = t.strides;
+    if (t.alignment != 16) item["alignment"] = t.alignment;
+    outputs.push_back(std::move(item));
+  }
+  document["outputs"] = std::move(outputs);
+  return document;
+}
+
+}  // namespace lawson::ir
