@@ -1,0 +1,279 @@
+/* Lawson: will this computation run as one fused GPU kernel, and then make sure that it does.
+ *
+ * C11 ABI. Rules that hold for every function:
+ * - It returns lawson_status; anything but LAWSON_OK leaves the outputs untouched, and
+ *   lawson_last_error_message() says why (per thread, valid until that thread's next call).
+ * - Handles come in create/destroy pairs; destroying NULL is allowed. A handle may be used from
+ *   several threads at once for reading; strings and data that it hands out live as long as it does.
+ * - Structs start with struct_size: set it to sizeof(the struct).
+ * - "Unsupported" is an answer (a verdict, or LAWSON_UNSUPPORTED from compile); a missing library,
+ *   a fault of the driver or a bug never is.
+ * Shapes and strides are in elements, sizes in bytes, times in milliseconds.
+ */
+#ifndef LAWSON_LAWSON_H_
+#define LAWSON_LAWSON_H_
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(LAWSON_BUILDING)
+#define LAWSON_API __attribute__((visibility("default")))
+#else
+#define LAWSON_API
+#endif
+
+#define LAWSON_VERSION_MAJOR 0
+#define LAWSON_VERSION_MINOR 1
+#define LAWSON_VERSION_PATCH 0
+
+#define LAWSON_MAX_RANK 8
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Append-only. */
+typedef enum lawson_status {
+  LAWSON_OK = 0,
+  LAWSON_UNSUPPORTED = 1,      /* an answer: understood, and cannot be had */
+  LAWSON_INVALID_ARGUMENT = 2, /* the caller's input; the message names field and value */
+  LAWSON_UNAVAILABLE = 3,      /* the environment lacks a library, a device or a file of Lawson's */
+  LAWSON_OUT_OF_MEMORY = 4,
+  LAWSON_CUDA = 5,
+  LAWSON_CUDNN = 6,
+  LAWSON_IO = 7,
+  LAWSON_CANCELLED = 8,
+  LAWSON_INTERNAL = 9
+} lawson_status;
+
+/* "unsupported", "invalid argument", ...; never NULL. */
+LAWSON_API const char* lawson_status_string(lawson_status status);
+/* The message of this thread's last failed call; "" when there was none. */
+LAWSON_API const char* lawson_last_error_message(void);
+/* "0.1.0" */
+LAWSON_API const char* lawson_version(void);
+
+/* ---- text and bytes handed out by the library ------------------------------------------- */
+
+typedef struct lawson_text lawson_text;
+LAWSON_API const char* lawson_text_data(const lawson_text* text); /* NUL-terminated */
+LAWSON_API size_t lawson_text_size(const lawson_text* text);      /* without the NUL */
+LAWSON_API void lawson_text_destroy(lawson_text* text);
+
+/* ---- process-wide settings --------------------------------------------------------------- */
+
+typedef struct lawson_settings {
+  size_t struct_size;
+  const char* cudnn_path; /* a libcudnn.so.9 or a folder with one; NULL: search (docs/design.md) */
+  int32_t max_workers;    /* deviceless worker processes at once; 0: one per core, at most 8 */
+} lawson_settings;
+
+/* Before the first call that needs an engine; later calls are LAWSON_INVALID_ARGUMENT. */
+LAWSON_API lawson_status lawson_configure(const lawson_settings* settings);
+
+/* Versions, libraries found and where, devices, environment variables, as one JSON document. */
+LAWSON_API lawson_status lawson_info(lawson_text** json);
+
+/* ---- devices ------------------------------------------------------------------------------ */
+
+typedef struct lawson_device lawson_device;
+
+/* `name`: "cpu", a target of the library ("h200", also an alias), "cuda" or "cuda:N" for a GPU of
+ * this machine. A GPU of this machine that is the named target is used live. */
+LAWSON_API lawson_status lawson_device_find(const char* name, lawson_device** device);
+LAWSON_API void lawson_device_destroy(lawson_device* device);
+LAWSON_API const char* lawson_device_name(const lawson_device* device);
+LAWSON_API int lawson_device_is_present(const lawson_device* device);
+/* All known devices: GPUs of this machine, the host CPU, the target library, as a JSON list. */
+LAWSON_API lawson_status lawson_devices_json(lawson_text** json);
+
+/* ---- specs and graphs ----------------------------------------------------------------------- */
+
+typedef struct lawson_spec lawson_spec;
+typedef struct lawson_graph lawson_graph;
+
+/* A spec document of either kind (docs/spec.md). `source` names it in messages (a file name).
+ * A spec of an attention pass `training` stands for two graphs, forward and backward. */
+LAWSON_API lawson_status lawson_spec_from_json(const char* text, size_t size, const char* source,
+                                               lawson_spec** spec);
+LAWSON_API void lawson_spec_destroy(lawson_spec* spec);
+LAWSON_API const char* lawson_spec_name(const lawson_spec* spec);
+LAWSON_API lawson_status lawson_spec_json(const lawson_spec* spec, lawson_text** json);
+/* 0 graphs: the spec asks for what this version cannot express; a probe says what. */
+LAWSON_API size_t lawson_spec_graph_count(const lawson_spec* spec);
+LAWSON_API lawson_status lawson_spec_graph(const lawson_spec* spec, size_t index,
+                                           lawson_graph** graph);
+
+LAWSON_API lawson_status lawson_graph_from_json(const char* text, size_t size, const char* source,
+                                                lawson_graph** graph);
+LAWSON_API void lawson_graph_destroy(lawson_graph* graph);
+LAWSON_API const char* lawson_graph_name(const lawson_graph* graph);
+LAWSON_API lawson_status lawson_graph_json(const lawson_graph* graph, lawson_text** json);
+LAWSON_API lawson_status lawson_graph_print(const lawson_graph* graph, lawson_text** text);
+LAWSON_API lawson_status lawson_graph_dot(const lawson_graph* graph, lawson_text** text);
+
+typedef struct lawson_tensor_info {
+  size_t struct_size;
+  int64_t uid; /* what lawson_binding refers to */
+  const char* name;
+  const char* dtype; /* "bf16", ... */
+  int32_t rank;
+  int64_t shape[LAWSON_MAX_RANK];
+  int64_t strides[LAWSON_MAX_RANK];
+  int32_t is_input;
+  int32_t is_by_value; /* bound by a host pointer on every device */
+  int32_t alignment;   /* bytes */
+  size_t size;         /* bytes from the first to the last element */
+} lawson_tensor_info;
+
+/* Inputs come first, then outputs. */
+LAWSON_API size_t lawson_graph_tensor_count(const lawson_graph* graph);
+LAWSON_API lawson_status lawson_graph_tensor(const lawson_graph* graph, size_t index,
+                                             lawson_tensor_info* info);
+
+/* ---- models -------------------------------------------------------------------------------- */
+
+typedef struct lawson_model_options {
+  size_t struct_size;
+  int64_t batch;      /* 0: 1 */
+  int64_t seqlen;     /* 0: 4096 */
+  int64_t context;    /* keys and values at decode; 0: 8192 */
+  const char* passes; /* "prefill,decode,training" or a part of it; NULL: all */
+  const char* dtype;  /* NULL: the config's, else bf16 */
+} lawson_model_options;
+
+/* A model's config.json -> {"model", "model_type", "layers", "warnings": [...],
+ * "workloads": [{"name", "group": "attention"|"gemm", "layers", "note", "spec": {...}}]}. */
+LAWSON_API lawson_status lawson_model_workloads(const char* text, size_t size, const char* source,
+                                                const lawson_model_options* options,
+                                                lawson_text** json);
+
+/* ---- probe ------------------------------------------------------------------------------- */
+
+typedef enum lawson_decision {
+  LAWSON_SUPPORTED = 0,
+  LAWSON_NOT_SUPPORTED = 1,
+  LAWSON_UNDECIDED = 2 /* every remaining engine needs the live device to answer */
+} lawson_decision;
+
+typedef enum lawson_strength {
+  LAWSON_JUDGED = 0,  /* heuristics and support checks accept */
+  LAWSON_BUILT = 1,   /* the kernel was compiled */
+  LAWSON_VERIFIED = 2 /* executed and compared with the oracle; needs the device */
+} lawson_strength;
+
+typedef struct lawson_options {
+  size_t struct_size;
+  const char* engine;      /* "cudnn", "cpu", "reference"; NULL: cudnn for GPUs, cpu for the CPU */
+  lawson_strength strength;
+  int64_t workspace_limit; /* bytes; negative: none */
+  int32_t deterministic;
+} lawson_options;
+
+typedef struct lawson_verdict lawson_verdict;
+
+/* `options` NULL: defaults. Thread-safe; concurrent deviceless probes run in parallel workers. */
+LAWSON_API lawson_status lawson_probe(const lawson_graph* graph, const lawson_device* device,
+                                      const lawson_options* options, lawson_verdict** verdict);
+/* All graphs of the spec must hold; the reasons say which does not. */
+LAWSON_API lawson_status lawson_probe_spec(const lawson_spec* spec, const lawson_device* device,
+                                           const lawson_options* options,
+                                           lawson_verdict** verdict);
+LAWSON_API void lawson_verdict_destroy(lawson_verdict* verdict);
+LAWSON_API lawson_decision lawson_verdict_decision(const lawson_verdict* verdict);
+LAWSON_API lawson_strength lawson_verdict_strength(const lawson_verdict* verdict);
+LAWSON_API const char* lawson_verdict_engine(const lawson_verdict* verdict);
+LAWSON_API const char* lawson_verdict_key(const lawson_verdict* verdict);
+LAWSON_API const char* lawson_verdict_plan_id(const lawson_verdict* verdict); /* "" when none */
+LAWSON_API size_t lawson_verdict_reason_count(const lawson_verdict* verdict);
+LAWSON_API const char* lawson_verdict_reason_code(const lawson_verdict* verdict, size_t index);
+LAWSON_API const char* lawson_verdict_reason_message(const lawson_verdict* verdict, size_t index);
+LAWSON_API lawson_status lawson_verdict_json(const lawson_verdict* verdict, lawson_text** json);
+
+/* The verdict, every failing condition, and the nearest neighbours, each probed:
+ * {"verdict": {...}, "neighbours": [{"change", "field"?, "kind": "attribute"|"target"|"cudnn",
+ * "verdict": {...}}]}. `limit`: the most neighbours to probe; 0: the default. */
+LAWSON_API lawson_status lawson_explain(const lawson_spec* spec, const lawson_device* device,
+                                        const lawson_options* options, size_t limit,
+                                        lawson_text** json);
+
+/* ---- plans ------------------------------------------------------------------------------- */
+
+typedef struct lawson_plan lawson_plan;
+
+/* LAWSON_UNSUPPORTED with every reason in the message when it does not fuse. */
+LAWSON_API lawson_status lawson_compile(const lawson_graph* graph, const lawson_device* device,
+                                        const lawson_options* options, lawson_plan** plan);
+LAWSON_API void lawson_plan_destroy(lawson_plan* plan);
+LAWSON_API const char* lawson_plan_id(const lawson_plan* plan);
+LAWSON_API const char* lawson_plan_key(const lawson_plan* plan);
+LAWSON_API const char* lawson_plan_engine(const lawson_plan* plan);
+LAWSON_API const char* lawson_plan_name(const lawson_plan* plan); /* cuDNN's engine config */
+LAWSON_API const char* lawson_plan_target(const lawson_plan* plan);
+LAWSON_API size_t lawson_plan_workspace_size(const lawson_plan* plan);
+LAWSON_API lawson_status lawson_plan_graph(const lawson_plan* plan, lawson_graph** graph);
+LAWSON_API lawson_status lawson_plan_serialize(const lawson_plan* plan, lawson_text** bytes);
+/* Bad, stale, truncated or foreign bytes are LAWSON_INVALID_ARGUMENT, never a crash. */
+LAWSON_API lawson_status lawson_plan_deserialize(const void* data, size_t size,
+                                                 lawson_plan** plan);
+
+/* Makes the plan executable on a device of this machine. */
+LAWSON_API lawson_status lawson_plan_load(lawson_plan* plan, const lawson_device* device);
+
+typedef struct lawson_binding {
+  int64_t uid;
+  void* data; /* device memory; host memory for the CPU and for by-value tensors */
+} lawson_binding;
+
+/* Asynchronous on `stream` (a CUstream; NULL: the default stream) on a GPU; no build, allocation
+ * or synchronisation here. A workspace that is too small or misaligned is an error. Needs load. */
+LAWSON_API lawson_status lawson_plan_execute(const lawson_plan* plan,
+                                             const lawson_binding* bindings, size_t count,
+                                             void* workspace, size_t workspace_size,
+                                             void* stream);
+
+/* ---- bundles: several plans in one file ----------------------------------------------------- */
+
+typedef struct lawson_bundle lawson_bundle;
+LAWSON_API lawson_status lawson_bundle_write(const char* path, const lawson_plan* const* plans,
+                                             size_t count);
+LAWSON_API lawson_status lawson_bundle_open(const char* path, lawson_bundle** bundle);
+LAWSON_API void lawson_bundle_destroy(lawson_bundle* bundle);
+LAWSON_API size_t lawson_bundle_size(const lawson_bundle* bundle);
+LAWSON_API lawson_status lawson_bundle_plan(const lawson_bundle* bundle, size_t index,
+                                            lawson_plan** plan);
+
+/* ---- data: generated inputs, a run, a check --------------------------------------------------- */
+
+/* Host buffers for all inputs and outputs of one graph, laid out by its strides. */
+typedef struct lawson_data lawson_data;
+
+/* Random inputs from `seed` (the same on every platform); outputs are poisoned. */
+LAWSON_API lawson_status lawson_data_generate(const lawson_graph* graph, uint64_t seed,
+                                              lawson_data** data);
+LAWSON_API void lawson_data_destroy(lawson_data* data);
+LAWSON_API lawson_status lawson_data_buffer(lawson_data* data, int64_t uid, void** buffer,
+                                            size_t* size);
+
+typedef struct lawson_run_result {
+  size_t struct_size;
+  double milliseconds_min;
+  double milliseconds_median;
+  double milliseconds_max;
+} lawson_run_result;
+
+/* Executes a loaded plan on the data, `repetitions` times after one warm-up, and leaves the
+ * outputs in the data. Copies to and from device memory are not timed. */
+LAWSON_API lawson_status lawson_plan_run(const lawson_plan* plan, lawson_data* data,
+                                         int32_t repetitions, lawson_run_result* result);
+
+/* Compares the outputs with the float64 oracle under the bound derived for the plan's engine:
+ * {"ok", "outputs": [{"name", "max_error", "max_error_over_bound", "ok", "message"}]}. */
+LAWSON_API lawson_status lawson_data_verify(const lawson_plan* plan, const lawson_data* data,
+                                            int* ok, lawson_text** json);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* LAWSON_LAWSON_H_ */

@@ -1,0 +1,57 @@
+// Probe, choose, compile, load, execute: sends each request to where it can be answered. A CUDA
+// device that is not present is judged and compiled in worker processes, a present one in-process.
+#pragma once
+
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "engine/engine.h"
+
+namespace lawson::plan {
+
+struct PlannerConfig {
+  std::vector<std::shared_ptr<Engine>> engines;  // in order of preference
+  std::string worker_path;                       // the worker executable
+  std::string nodriver_path;                     // the no-driver library
+  std::string cudnn_path;                        // --cudnn; empty: search
+  int max_workers = 0;                           // 0: one per core, at most 8
+};
+
+class Planner {
+ public:
+  explicit Planner(PlannerConfig config);
+  ~Planner();
+  Planner(const Planner&) = delete;
+  Planner& operator=(const Planner&) = delete;
+
+  // `engine` empty: cudnn for CUDA devices, cpu for the host CPU. An unknown engine is
+  // INVALID_ARGUMENT; an engine that cannot run on the device's kind is a verdict with a reason.
+  // Strength verified executes on the device and compares with the oracle: UNAVAILABLE without it.
+  Result<Verdict> probe(const ir::Graph& graph, const Device& device, std::string_view engine,
+                        const Options& options);
+  Result<Plan> compile(const ir::Graph& graph, const Device& device, std::string_view engine,
+                       const Options& options);
+  Result<std::shared_ptr<Loaded>> load(const Plan& plan, const Device& device);
+  Status execute(const Plan& plan, const Loaded& loaded, std::span<const Binding> bindings,
+                 void* workspace, std::size_t workspace_size, void* stream);
+
+  Engine* engine(std::string_view name) const;
+
+  // GPUs of this machine first, then the host CPU, then the target library.
+  Result<std::vector<Device>> devices();
+  // By name, alias, "cuda" or "cuda:N"; a live GPU wins over a target of the same name.
+  Result<Device> find_device(std::string_view name);
+
+  // What `info` shows: engines, libraries found (asked from a worker where there is no GPU),
+  // worker pool state.
+  Json info();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lawson::plan
