@@ -1,0 +1,51 @@
+// A logical tensor as float64, contiguous in row-major order, whatever its storage was.
+// Integers are exact up to 2^53 in magnitude (i64 beyond that is rounded to double).
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/dims.h"
+#include "base/dtype.h"
+#include "ir/graph.h"
+
+namespace lawson::reference {
+
+struct Array {
+  DType dtype = DType::f64;
+  Dims shape;
+  std::vector<double> value;
+  // Per element, how far a correct engine may be away from `value`; infinite where anything goes.
+  // Empty means exact.
+  std::vector<double> error;
+
+  std::size_t size() const { return value.size(); }
+  double error_at(std::size_t i) const { return error.empty() ? 0.0 : error[i]; }
+};
+
+// An array of zeros of the tensor's dtype and shape.
+Array make_array(DType dtype, const Dims& shape);
+
+// Reads and writes the strided storage of a tensor.
+Array load(const ir::Tensor& tensor, const void* data);
+void store(const Array& array, const ir::Tensor& tensor, void* data);
+
+// Strides that read an operand of shape `from` at the indices of `shape` (0 where it broadcasts).
+Dims broadcast_strides(const Dims& from, const Dims& shape);
+
+// Calls visit(result position, operand positions...) for every index of `shape`.
+template <typename Visit>
+void for_each_index(const Dims& shape, const std::vector<Dims>& operand_strides, Visit visit) {
+  if (element_count(shape).value_or(0) == 0) return;
+  Dims index(shape.size(), 0);
+  std::vector<std::size_t> positions(operand_strides.size());
+  std::size_t position = 0;
+  do {
+    for (std::size_t i = 0; i < positions.size(); ++i) {
+      positions[i] = static_cast<std::size_t>(offset_of(index, operand_strides[i]));
+    }
+    visit(position++, positions);
+  } while (next_index(index, shape));
+}
+
+}  // namespace lawson::reference

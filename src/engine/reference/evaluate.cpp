@@ -1,0 +1,332 @@
+#include "engine/reference/evaluate.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numbers>
+
+#include "engine/reference/attention.h"
+
+namespace lawson::reference {
+namespace {
+
+using ir::BinaryKind;
+using ir::ReduceKind;
+using ir::UnaryKind;
+
+// Integers whose products and sums may exceed 64 bits.
+__extension__ using Wide = __int128;
+
+double sigmoid(double x) {
+  return 1.0 / (1.0 + std::exp(-x));
+}
+
+template <typename Function>
+Array pointwise(Array result, const Operands& operands, Function function) {
+  std::vector<Dims> strides;
+  for (const Array* operand : operands) {
+    strides.push_back(broadcast_strides(operand->shape, result.shape));
+  }
+  for_each_index(result.shape, strides,
+                 [&](std::size_t i, const auto& at) { result.value[i] = function(at); });
+  return result;
+}
+
+// Integer operands accumulate exactly; the caller saturates the sum to the result's dtype (where
+// an engine with i32 accumulators would wrap, the error analysis marks the element as unjudged).
+Array matmul(Array c, const Array& a, const Array& b) {
+  const std::size_t rank = c.shape.size();
+  const auto m = static_cast<std::size_t>(c.shape[rank - 2]);
+  const auto n = static_cast<std::size_t>(c.shape[rank - 1]);
+  const auto k = static_cast<std::size_t>(a.shape.back());
+  const Dims batch(c.shape.begin(), c.shape.end() - 2);
+  const Dims a_strides = broadcast_strides(Dims(a.shape.begin(), a.shape.end() - 2), batch);
+  const Dims b_strides = broadcast_strides(Dims(b.shape.begin(), b.shape.end() - 2), batch);
+  for_each_index(batch, {a_strides, b_strides}, [&](std::size_t at, const auto& matrices) {
+    const double* a_matrix = a.value.data() + matrices[0] * m * k;
+    const double* b_matrix = b.value.data() + matrices[1] * k * n;
+    for (std::size_t i = 0; i < m; ++i) {
+      for (std::size_t j = 0; j < n; ++j) {
+        const double* row = a_matrix + i * k;
+        const double* column = b_matrix + j;
+        double& result = c.value[(at * m + i) * n + j];
+        if (is_float(a.dtype)) {
+          double sum = 0;
+          for (std::size_t l = 0; l < k; ++l) sum += row[l] * column[l * n];
+          result = sum;
+        } else {
+          Wide sum = 0;
+          for (std::size_t l = 0; l < k; ++l) {
+            sum +=
+                Wide{static_cast<std::int64_t>(row[l])} * static_cast<std::int64_t>(column[l * n]);
+          }
+          result = static_cast<double>(sum);
+        }
+      }
+    }
+  });
+  return c;
+}
+
+Array reduce(Array result, const ir::Reduce& op, const Array& x) {
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  const Dims target = reduced_strides(x.shape, op.axes);
+  double initial = 0;
+  if (op.kind == ReduceKind::max) initial = -kInfinity;
+  if (op.kind == ReduceKind::min) initial = kInfinity;
+  if (op.kind == ReduceKind::prod) initial = 1;
+  std::fill(result.value.begin(), result.value.end(), initial);
+  for_each_index(x.shape, {target}, [&](std::size_t i, const auto& at) {
+    double& r = result.value[at[0]];
+    const double v = x.value[i];
+    switch (op.kind) {
+      case ReduceKind::sum:
+      case ReduceKind::mean:
+        r += v;
+        break;
+      case ReduceKind::max:
+        r = apply(BinaryKind::max, r, v, false);
+        break;
+      case ReduceKind::min:
+        r = apply(BinaryKind::min, r, v, false);
+        break;
+      case ReduceKind::prod:
+        r *= v;
+        break;
+      case ReduceKind::amax:
+        r = apply(BinaryKind::max, r, std::fabs(v), false);
+        break;
+      case ReduceKind::norm1:
+        r += std::fabs(v);
+        break;
+      case ReduceKind::norm2:
+        r += v * v;
+        break;
+    }
+  });
+  const double count =
+      static_cast<double>(x.size()) / static_cast<double>(std::max<std::size_t>(result.size(), 1));
+  for (double& r : result.value) {
+    if (op.kind == ReduceKind::mean) r /= count;
+    if (op.kind == ReduceKind::norm2) r = std::sqrt(r);
+  }
+  return result;
+}
+
+}  // namespace
+
+double apply(const ir::Unary& unary, double x) {
+  switch (unary.kind) {
+    case UnaryKind::neg:
+      return -x;
+    case UnaryKind::abs:
+      return std::fabs(x);
+    case UnaryKind::exp:
+      return std::exp(x);
+    case UnaryKind::log:
+      return std::log(x);
+    case UnaryKind::log1p:
+      return std::log1p(x);
+    case UnaryKind::expm1:
+      return std::expm1(x);
+    case UnaryKind::sqrt:
+      return std::sqrt(x);
+    case UnaryKind::rsqrt:
+      return 1.0 / std::sqrt(x);
+    case UnaryKind::reciprocal:
+      return 1.0 / x;
+    case UnaryKind::sin:
+      return std::sin(x);
+    case UnaryKind::cos:
+      return std::cos(x);
+    case UnaryKind::tan:
+      return std::tan(x);
+    case UnaryKind::tanh:
+      return std::tanh(x);
+    case UnaryKind::erf:
+      return std::erf(x);
+    case UnaryKind::ceil:
+      return std::ceil(x);
+    case UnaryKind::floor:
+      return std::floor(x);
+    case UnaryKind::round:
+      return std::nearbyint(x);  // half to even
+    case UnaryKind::sign:
+      return std::isnan(x) ? x : x > 0 ? 1.0 : x < 0 ? -1.0 : 0.0;
+    case UnaryKind::sigmoid:
+      return sigmoid(x);
+    case UnaryKind::relu:
+      return x < 0 ? 0.0 : x;
+    case UnaryKind::leaky_relu:
+      return x < 0 ? unary.parameter * x : x;
+    case UnaryKind::relu6:
+      return x < 0 ? 0.0 : x > 6 ? 6.0 : x;
+    case UnaryKind::elu:
+      return x < 0 ? unary.parameter * std::expm1(x) : x;
+    case UnaryKind::softplus:
+      return (x > 0 ? x : 0.0) + std::log1p(std::exp(-std::fabs(x)));
+    case UnaryKind::silu:
+      return x * sigmoid(x);
+    case UnaryKind::gelu:
+      return 0.5 * x * std::erfc(-x / std::numbers::sqrt2);
+    case UnaryKind::gelu_tanh: {
+      const double inner = std::sqrt(2.0 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+      return x * sigmoid(2 * inner);  // 0.5 x (1 + tanh(inner))
+    }
+  }
+  return x;
+}
+
+double apply(BinaryKind kind, double a, double b, bool integer) {
+  const bool unordered = std::isnan(a) || std::isnan(b);
+  switch (kind) {
+    case BinaryKind::add:
+      return a + b;
+    case BinaryKind::sub:
+      return a - b;
+    case BinaryKind::mul:
+      return a * b;
+    case BinaryKind::div:
+      return integer ? std::trunc(a / b) : a / b;
+    case BinaryKind::pow:
+      return std::pow(a, b);
+    case BinaryKind::min:
+      return unordered ? a + b : std::min(a, b);
+    case BinaryKind::max:
+      return unordered ? a + b : std::max(a, b);
+    case BinaryKind::mod:
+      return std::fmod(a, b);  // the dividend's sign
+  }
+  return a;
+}
+
+bool apply(ir::CompareKind kind, double a, double b) {
+  switch (kind) {
+    case ir::CompareKind::eq:
+      return a == b;
+    case ir::CompareKind::ne:
+      return a != b;
+    case ir::CompareKind::lt:
+      return a < b;
+    case ir::CompareKind::le:
+      return a <= b;
+    case ir::CompareKind::gt:
+      return a > b;
+    case ir::CompareKind::ge:
+      return a >= b;
+  }
+  return false;
+}
+
+Dims reduced_strides(const Dims& shape, const Dims& axes) {
+  Dims kept = shape;
+  for (const std::int64_t axis : axes) kept[static_cast<std::size_t>(axis)] = 1;
+  Dims strides = contiguous_strides(kept);
+  for (const std::int64_t axis : axes) strides[static_cast<std::size_t>(axis)] = 0;
+  return strides;
+}
+
+std::pair<std::size_t, Dims> view_of(const ir::Op& op, const Array& x, const Dims& shape) {
+  const Dims own = contiguous_strides(x.shape);
+  if (const auto* transpose = std::get_if<ir::Transpose>(&op)) {
+    Dims strides;
+    for (const std::int64_t axis : transpose->perm) {
+      strides.push_back(own[static_cast<std::size_t>(axis)]);
+    }
+    return {0, strides};
+  }
+  if (const auto* slice = std::get_if<ir::Slice>(&op)) {
+    Dims strides(own.size());
+    for (std::size_t i = 0; i < own.size(); ++i) strides[i] = own[i] * slice->stride[i];
+    return {static_cast<std::size_t>(offset_of(slice->start, own)), strides};
+  }
+  if (std::holds_alternative<ir::Broadcast>(op)) return {0, broadcast_strides(x.shape, shape)};
+  return {0, contiguous_strides(shape)};  // reshape
+}
+
+std::vector<Array> evaluate(const ir::Graph& graph, const ir::Node& node,
+                            const Operands& operands) {
+  std::vector<Array> results;
+  for (const ir::TensorId id : node.outputs) {
+    results.push_back(id == ir::kNone ? Array{}
+                                      : make_array(graph.tensor(id).dtype, graph.tensor(id).shape));
+  }
+  const bool integer = !results.empty() && is_integer(results[0].dtype);
+  const auto unary = [&](auto function) {
+    const Array& x = *operands[0];
+    results[0] = pointwise(std::move(results[0]), operands,
+                           [&](const auto& at) { return function(x.value[at[0]]); });
+  };
+  const auto binary = [&](auto function) {
+    const Array& a = *operands[0];
+    const Array& b = *operands[1];
+    results[0] = pointwise(std::move(results[0]), operands, [&](const auto& at) -> double {
+      return function(a.value[at[0]], b.value[at[1]]);
+    });
+  };
+  const auto view = [&](const ir::Op& op) {
+    const auto [start, strides] = view_of(op, *operands[0], results[0].shape);
+    for_each_index(results[0].shape, {strides}, [&](std::size_t i, const auto& at) {
+      results[0].value[i] = operands[0]->value[start + at[0]];
+    });
+  };
+  std::visit(
+      ir::Overloaded{
+          [&](const ir::Matmul&) {
+            results[0] = matmul(std::move(results[0]), *operands[0], *operands[1]);
+          },
+          [&](const ir::Convert&) { unary([](double x) { return x; }); },
+          [&](const ir::Unary& op) { unary([&](double x) { return apply(op, x); }); },
+          [&](const ir::Binary& op) {
+            // Division truncates only when both operands are integers.
+            const bool truncate =
+                integer && !is_float(operands[0]->dtype) && !is_float(operands[1]->dtype);
+            binary([&](double a, double b) { return apply(op.kind, a, b, truncate); });
+          },
+          [&](const ir::Compare& op) {
+            binary([&](double a, double b) { return apply(op.kind, a, b) ? 1.0 : 0.0; });
+          },
+          [&](const ir::Logical& op) {
+            if (op.kind == ir::LogicalKind::not_) {
+              unary([](double x) { return x != 0 ? 0.0 : 1.0; });
+              return;
+            }
+            const bool both = op.kind == ir::LogicalKind::and_;
+            binary([&](double a, double b) {
+              const bool result = both ? a != 0 && b != 0 : a != 0 || b != 0;
+              return result ? 1.0 : 0.0;
+            });
+          },
+          [&](const ir::Select&) {
+            results[0] = pointwise(std::move(results[0]), operands, [&](const auto& at) {
+              return operands[0]->value[at[0]] != 0 ? operands[1]->value[at[1]]
+                                                    : operands[2]->value[at[2]];
+            });
+          },
+          [&](const ir::Clamp& op) {
+            unary([&](double x) { return std::isnan(x) ? x : std::clamp(x, op.min, op.max); });
+          },
+          [&](const ir::Iota& op) {
+            const Dims strides = contiguous_strides(op.shape);
+            const auto axis = static_cast<std::size_t>(op.axis);
+            for (std::size_t i = 0; i < results[0].size(); ++i) {
+              results[0].value[i] = static_cast<double>(static_cast<std::int64_t>(i) /
+                                                        strides[axis] % op.shape[axis]);
+            }
+          },
+          [&](const ir::Constant& op) { results[0].value[0] = op.value; },
+          [&](const ir::Reduce& op) {
+            results[0] = reduce(std::move(results[0]), op, *operands[0]);
+          },
+          [&](const ir::Attention& op) { attention_forward(op, operands, results); },
+          [&](const ir::AttentionBackward& op) { attention_backward(op, operands, results); },
+          [&](const ir::Broadcast&) { view(node.op); },
+          [&](const ir::Reshape&) { view(node.op); },
+          [&](const ir::Transpose&) { view(node.op); },
+          [&](const ir::Slice&) { view(node.op); },
+      },
+      node.op);
+  return results;
+}
+
+}  // namespace lawson::reference
