@@ -15,8 +15,8 @@ export CUDNN
 
 # Tools that set-up put into .venv, and headers that it unpacked without root, are found by these.
 [ ! -d "$venv/bin" ] || export PATH="$venv/bin:$PATH"
-[ ! -d "$deps/root/usr" ] ||
-  export CMAKE_PREFIX_PATH="$deps/root/usr${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}"
+[ ! -d "$deps/debian/usr" ] ||
+  export CMAKE_PREFIX_PATH="$deps/debian/usr${CMAKE_PREFIX_PATH:+:$CMAKE_PREFIX_PATH}"
 
 say() { printf '%s\n' "$*" >&2; }
 fail() { printf '%s\n' "$@" >&2; exit 3; }
