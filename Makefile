@@ -4,7 +4,7 @@ CUDNN ?= on
 export CUDNN
 export LAWSON_GOAL = $(firstword $(MAKECMDGOALS))
 
-MODELS ?= $(wildcard examples/models/*.json)
+MODELS ?= $(addprefix examples/models/, llama-3.1-8b.json deepseek-v3.json gemma-2-9b.json gpt-oss-20b.json)
 TARGETS ?= v100,a100,l40s,h200,b200
 
 .DEFAULT_GOAL := help
