@@ -11,9 +11,9 @@ namespace {
 
 Status check_options(const ModelOptions& options, const std::string& source) {
   const auto in_range = [](std::int64_t value) { return value >= 1 && value <= kMaxSize; };
-  for (const auto& [name, value] : {std::pair{"batch", options.batch},
-                                    std::pair{"seqlen", options.seqlen},
-                                    std::pair{"context", options.context}}) {
+  for (const auto& [name, value] :
+       {std::pair{"batch", options.batch}, std::pair{"seqlen", options.seqlen},
+        std::pair{"context", options.context}}) {
     if (!in_range(value)) {
       return invalid("{}: option {}: {} is not allowed; expected 1 to {}", source, name, value,
                      kMaxSize);
@@ -52,7 +52,7 @@ std::string model_name(const std::string& source) {
   return stem == "config" && !folder.empty() && folder != "." ? folder : stem;
 }
 
-// Text models inside a wrapper that say no model_type of their own.
+// The text model of a wrapper's name, for configs that do not say it themselves.
 std::string text_type(const std::string& wrapper) {
   return wrapper == "gemma3" ? "gemma3_text" : wrapper;
 }
@@ -72,7 +72,7 @@ class Derivation {
     if (config_.has({"text_config"})) {
       wrapper(dtype);
     } else {
-      part(config_, model_.model_type, dtype, "", true);
+      part(config_, text_type(model_.model_type), dtype, "", true);
     }
     if (!config_.ok()) return config_.error();
     model_.warnings = config_.warnings();
@@ -90,8 +90,8 @@ class Derivation {
     if (is_encoder_type(type)) {
       part(vision, type, dtype, "vision.", false);
     } else {
-      vision.warn(fmt::format("the vision tower (model_type '{}') is left out: it is not known",
-                              type));
+      vision.warn(
+          fmt::format("the vision tower (model_type '{}') is left out: it is not known", type));
     }
     config_.absorb(vision);
   }
@@ -107,9 +107,8 @@ class Derivation {
     }
     const std::string dtype =
         options_.dtype.empty() ? read_dtype(config, inherited_dtype) : options_.dtype;
-    const Architecture architecture = is_encoder_type(type)
-                                          ? derive_encoder(config, type, extent_)
-                                          : derive_decoder(config, type, extent_);
+    const Architecture architecture = is_encoder_type(type) ? derive_encoder(config, type, extent_)
+                                                            : derive_decoder(config, type, extent_);
     if (!config.ok()) return;
     if (leading) {
       model_.family = architecture.family;
@@ -134,8 +133,7 @@ std::vector<std::string> known_model_types() {
   return types;
 }
 
-std::string activation_op(ModelConfig& config, const std::string& field,
-                          const std::string& name) {
+std::string activation_op(ModelConfig& config, const std::string& field, const std::string& name) {
   static const std::map<std::string, std::string> kOps = {
       {"gelu", "gelu"},
       {"gelu_fast", "gelu_tanh"},
@@ -185,8 +183,7 @@ Result<Model> model_from_json(const Json& config, const std::string& source,
                               const ModelOptions& options) {
   LAWSON_CHECK(check_options(options, source));
   if (!config.is_object()) {
-    return invalid("{}: expected a model's config (an object), got {}", source,
-                   config.type_name());
+    return invalid("{}: expected a model's config (an object), got {}", source, config.type_name());
   }
   return Derivation{config, source, options}.run();
 }

@@ -63,6 +63,12 @@ std::int64_t ModelConfig::family_size(const Names& names, std::int64_t fallback)
   return fallback;
 }
 
+bool ModelConfig::nested_default(const Names& names, std::int64_t fallback) {
+  if (has(names) || path_.empty() || fallback == 0) return false;
+  family_size(names, fallback);
+  return true;
+}
+
 std::int64_t ModelConfig::layer_count(const Names& names) {
   return keep<std::int64_t>(reader_.integer(field(names), 1, kMaxLayers), 1);
 }
@@ -144,7 +150,9 @@ void ModelConfig::fail(const Names& names, const Json& value, const std::string&
   if (!error_) error_ = reader_.fail_value(names.front(), value, expected);
 }
 
-void ModelConfig::warn(std::string text) { warnings_.push_back(std::move(text)); }
+void ModelConfig::warn(std::string text) {
+  warnings_.push_back(std::move(text));
+}
 
 std::vector<std::string> ModelConfig::warnings() const {
   std::vector<std::string> result = warnings_;

@@ -32,6 +32,8 @@ class ModelConfig {
   std::int64_t count_or(const Names& names, std::int64_t fallback);  // 0..2^31-1
   // 1..2^31-1; a missing field takes the family's default, which is worth a warning.
   std::int64_t family_size(const Names& names, std::int64_t fallback);
+  // Whether a field absent from a nested config takes `fallback` (0: none), with that warning.
+  bool nested_default(const Names& names, std::int64_t fallback);
   std::int64_t layer_count(const Names& names);
   std::optional<double> positive(const Names& names, std::optional<double> fallback = {});
   double number_or(const Names& names, double fallback);

@@ -61,8 +61,7 @@ void add_mlp(const Stack& stack, const MakeGemm& make, Architecture& result) {
   up.gated = stack.gated;
   up.activation = stack.activation;
   result.gemms.push_back(std::move(up));
-  result.gemms.push_back(
-      make(stack.gated ? "down" : "fc2", stack.width, stack.hidden, stack.bias));
+  result.gemms.push_back(make(stack.gated ? "down" : "fc2", stack.width, stack.hidden, stack.bias));
 }
 
 MakeGemm encoder_maker(const Stack& stack, std::int64_t rows) {
@@ -91,7 +90,8 @@ Stack common_stack(ModelConfig& config, const std::string& activation) {
   stack.heads = config.size({"num_attention_heads"});
   stack.head_dim = divided_head_dim(config, {"num_attention_heads"}, stack.hidden, stack.heads);
   stack.width = config.size({"intermediate_size"});
-  stack.activation = activation_op(config, "hidden_act", config.word_or({"hidden_act"}, activation));
+  stack.activation =
+      activation_op(config, "hidden_act", config.word_or({"hidden_act"}, activation));
   return stack;
 }
 
@@ -141,8 +141,7 @@ Architecture vision(ModelConfig& config, const Extent& extent, const VisionDefau
   self.note = fmt::format("{} patches{} of one image per batch entry", patches,
                           defaults.extra_tokens > 0 ? " and a class token" : "");
   result.attention.push_back(std::move(self));
-  const MakeGemm make =
-      encoder_maker(stack, config.product({"image_size"}, tokens, extent.batch));
+  const MakeGemm make = encoder_maker(stack, config.product({"image_size"}, tokens, extent.batch));
   add_projections(config, stack, make, result);
   add_mlp(stack, make, result);
   return result;
@@ -150,8 +149,8 @@ Architecture vision(ModelConfig& config, const Extent& extent, const VisionDefau
 
 // The parts that Whisper's and T5's decoders share: self attention, cross attention over
 // `source` encoder tokens, projections, MLP, logits.
-void add_decoder(ModelConfig& config, const Stack& stack, const Extent& extent,
-                 std::int64_t source, const AttentionLayers& self, const AttentionLayers& cross,
+void add_decoder(ModelConfig& config, const Stack& stack, const Extent& extent, std::int64_t source,
+                 const AttentionLayers& self, const AttentionLayers& cross,
                  const std::string& cross_kv_note, Architecture& result) {
   result.attention.push_back(self);
   result.attention.push_back(cross);
@@ -160,9 +159,8 @@ void add_decoder(ModelConfig& config, const Stack& stack, const Extent& extent,
   result.gemms.back().note = "of self and of cross attention: two in a layer";
   const std::int64_t inner = stack.heads * stack.head_dim;
   result.gemms.push_back(make("cross_q", stack.hidden, inner, stack.qkv_bias));
-  GemmLayers cross_kv = encode_gemm(stack.prefix + "cross_kv", stack.layers,
-                                    extent.batch * source, stack.hidden, 2 * inner,
-                                    stack.qkv_bias);
+  GemmLayers cross_kv = encode_gemm(stack.prefix + "cross_kv", stack.layers, extent.batch * source,
+                                    stack.hidden, 2 * inner, stack.qkv_bias);
   cross_kv.note = cross_kv_note;
   result.gemms.push_back(std::move(cross_kv));
   add_mlp(stack, make, result);
@@ -178,7 +176,8 @@ Architecture whisper(ModelConfig& config, const Extent& asked) {
   encoder.head_dim =
       divided_head_dim(config, {"encoder_attention_heads"}, encoder.hidden, encoder.heads);
   encoder.width = config.size({"encoder_ffn_dim"});
-  encoder.activation = activation_op(config, "activation_function", config.word_or({"activation_function"}, "gelu"));
+  encoder.activation =
+      activation_op(config, "activation_function", config.word_or({"activation_function"}, "gelu"));
   encoder.qkv_note += "; the key has no bias, so its part of the bias is 0";
   Stack decoder = encoder;
   decoder.prefix = "decoder.";
@@ -200,8 +199,7 @@ Architecture whisper(ModelConfig& config, const Extent& asked) {
   add_projections(config, encoder, make, result);
   add_mlp(encoder, make, result);
 
-  AttentionLayers decoder_self =
-      attention(decoder, "decoder_self", extent.seqlen, extent.seqlen);
+  AttentionLayers decoder_self = attention(decoder, "decoder_self", extent.seqlen, extent.seqlen);
   decoder_self.causal = true;
   decoder_self.context = extent.context;
   AttentionLayers cross = attention(decoder, "cross", extent.seqlen, source);
@@ -211,7 +209,7 @@ Architecture whisper(ModelConfig& config, const Extent& asked) {
   GemmLayers head =
       token_gemm("lm_head", 1, extent, decoder.hidden, config.size({"vocab_size"}), false);
   head.rows_prefill = extent.batch;
-  head.note = "prefill needs the last token's logits only";
+  head.prefill_note = kLastToken;
   result.gemms.push_back(std::move(head));
   return result;
 }
@@ -269,7 +267,7 @@ Architecture t5(ModelConfig& config, const Extent& extent) {
   GemmLayers head =
       token_gemm("lm_head", 1, extent, decoder.hidden, config.size({"vocab_size"}), false);
   head.rows_prefill = extent.batch;
-  head.note = "prefill needs the last token's logits only";
+  head.prefill_note = kLastToken;
   if (config.flag_or({"tie_word_embeddings"}, true)) {
     head.multiply = 1.0 / std::sqrt(static_cast<double>(decoder.hidden));
   }
@@ -299,7 +297,9 @@ const std::map<std::string, Derive>& families() {
 
 }  // namespace
 
-bool is_encoder_type(const std::string& model_type) { return families().contains(model_type); }
+bool is_encoder_type(const std::string& model_type) {
+  return families().contains(model_type);
+}
 
 std::vector<std::string> encoder_types() {
   std::vector<std::string> types;

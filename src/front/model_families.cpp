@@ -24,14 +24,23 @@ enum class Windows {
   after,  // layers from max_window_layers on
 };
 
+// A wrapper's text_config is saved as its difference from the family's defaults, so there these
+// fields may be absent; in a config of its own their absence is an error. 0: no default.
+struct NestedDefaults {
+  std::int64_t hidden = 0;
+  std::int64_t layers = 0;
+  std::int64_t heads = 0;
+  std::int64_t intermediate = 0;
+  std::int64_t vocab = 0;
+};
+
 struct DecoderRow {
   const char* type = "";
-  // Sizes for an absent field. 0: heads and vocab are required, kv_heads = heads,
-  // head_dim = hidden / heads, intermediate_size is required.
-  std::int64_t heads = 0;
+  NestedDefaults nested = {};
+  // Sizes for an absent field. 0: kv_heads = heads, head_dim = hidden / heads, and
+  // intermediate_size is required.
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
-  std::int64_t vocab = 0;
   std::int64_t widening = 0;  // intermediate_size = widening * hidden
   BiasRule qkv_bias = {};
   BiasRule out_bias = {};
@@ -125,10 +134,9 @@ const DecoderRow kRows[] = {
      .final_softcap = 30.0,
      .query_scalar = 256.0},
     {.type = "gemma3_text",
-     .heads = 8,
+     .nested = {2304, 26, 8, 9216, 262'208},
      .kv_heads = 4,
      .head_dim = 256,
-     .vocab = 262'208,
      .qkv_bias = kAttentionBias,
      .out_bias = kAttentionBias,
      .activation = "gelu_pytorch_tanh",
@@ -166,10 +174,15 @@ const DecoderRow kRows[] = {
      .router_bias = true,
      .clamped_swiglu = true},
     {.type = "llama",
+     .nested = {4096, 32, 32, 11008, 32000},
      .qkv_bias = kAttentionBias,
      .out_bias = kAttentionBias,
      .mlp_bias = {"mlp_bias", false, false}},
-    {.type = "mistral", .kv_heads = 8, .windows = Windows::all, .window = 4096},
+    {.type = "mistral",
+     .nested = {4096, 32, 32, 14336, 32000},
+     .kv_heads = 8,
+     .windows = Windows::all,
+     .window = 4096},
     {.type = "mixtral", .kv_heads = 8, .windows = Windows::all, .moe = true},
     {.type = "mpt",
      .widening = 4,
@@ -242,8 +255,10 @@ class Decoder {
 
   Architecture derive() {
     result_.family = common_ ? "common" : row_.type;
-    hidden_ = config_.size(kHidden);
-    layers_ = result_.layers = config_.layer_count(kLayerCount);
+    hidden_ = required(kHidden, row_.nested.hidden);
+    layers_ = result_.layers = config_.nested_default(kLayerCount, row_.nested.layers)
+                                   ? row_.nested.layers
+                                   : config_.layer_count(kLayerCount);
     limit_positions();
     if (row_.mla || (common_ && config_.has({"kv_lora_rank"}))) {
       latent_attention();
@@ -287,15 +302,18 @@ class Decoder {
     const std::int64_t trained = config_.size(names);
     const std::int64_t asked = std::max(extent_.seqlen, extent_.context);
     if (asked > trained) {
-      config_.warn(fmt::format("{} tokens pass max_position_embeddings, {}: such lengths are"
-                               " derived all the same",
-                               asked, trained));
+      config_.warn(
+          fmt::format("{} tokens are more than max_position_embeddings, {}: derived all"
+                      " the same",
+                      asked, trained));
     }
   }
 
-  std::int64_t read_heads() {
-    return row_.heads > 0 ? config_.family_size(kHeads, row_.heads) : config_.size(kHeads);
+  std::int64_t required(const Names& names, std::int64_t nested_default) {
+    return config_.nested_default(names, nested_default) ? nested_default : config_.size(names);
   }
+
+  std::int64_t read_heads() { return required(kHeads, row_.nested.heads); }
 
   std::int64_t read_kv_heads(std::int64_t heads) {
     // Falcon before its "new decoder architecture": one KV head unless multi_query is off.
@@ -361,14 +379,12 @@ class Decoder {
 
   std::vector<std::string> default_layer_types() {
     const Names window = {"sliding_window"};
-    const bool switched_off =
-        !config_.flag_or({"use_sliding_window"}, !row_.window_switch);
+    const bool switched_off = !config_.flag_or({"use_sliding_window"}, !row_.window_switch);
     const bool windowed = !switched_off && row_.windows != Windows::none &&
                           (config_.has(window) || (row_.window > 0 && !config_.is_null(window)));
-    const std::int64_t period =
-        row_.windows == Windows::every
-            ? config_.size_or({"sliding_window_pattern"}, row_.period)
-            : 0;
+    const std::int64_t period = row_.windows == Windows::every
+                                    ? config_.size_or({"sliding_window_pattern"}, row_.period)
+                                    : 0;
     const std::int64_t first =
         row_.windows == Windows::after ? config_.count_or({"max_window_layers"}, 28) : 0;
     std::vector<std::string> types;
@@ -419,9 +435,10 @@ class Decoder {
       attention.decode_note =
           fmt::format("the cache of a sliding layer holds the last {} tokens", window);
     } else if (kind.kind != "full") {
-      config_.warn(fmt::format("{} layers of type '{}' are left out: this kind of layer is not"
-                               " known",
-                               kind.layers, kind.kind));
+      config_.warn(
+          fmt::format("{} layers of type '{}' are left out: this kind of layer is not"
+                      " known",
+                      kind.layers, kind.kind));
       return;
     }
     result_.attention.push_back(std::move(attention));
@@ -548,9 +565,8 @@ class Decoder {
   }
 
   void mlp() {
-    const std::int64_t experts = row_.moe || (common_ && config_.has(kExperts))
-                                     ? config_.count_or(kExperts, 0)
-                                     : 0;
+    const std::int64_t experts =
+        row_.moe || (common_ && config_.has(kExperts)) ? config_.count_or(kExperts, 0) : 0;
     if (row_.moe && !config_.has(kExperts)) config_.size(kExperts);  // reports it as missing
     const std::int64_t sparse = experts > 0 ? sparse_layers() : 0;
     const std::string activation = read_activation();
@@ -572,7 +588,9 @@ class Decoder {
       return config_.product({"expansion_ratio"}, hidden_,
                              config_.size_or({"expansion_ratio"}, row_.widening));
     }
-    if (row_.widening == 0 || config_.has(kIntermediate)) return config_.size(kIntermediate);
+    if (row_.widening == 0 || config_.has(kIntermediate)) {
+      return required(kIntermediate, row_.nested.intermediate);
+    }
     return config_.product(kHidden, hidden_, row_.widening);
   }
 
@@ -617,6 +635,7 @@ class Decoder {
     up.note = note;
     if (row_.clamped_swiglu) {
       up.activation = "gpt_oss_swiglu";
+      up.note += "; gate and up weights de-interleaved";
       up.limit = config_.positive({"swiglu_limit"}, 7.0).value_or(7.0);
     }
     GemmLayers down = gemm(prefix + (gated ? "down" : "fc2"), layers, width, hidden_, with_bias);
@@ -643,8 +662,8 @@ class Decoder {
     add(std::move(router));
 
     const auto rows = [&](std::int64_t tokens) { return (tokens * top + experts - 1) / experts; };
-    std::string note = fmt::format("one of {} experts, top {}, with the load even", experts, top);
-    if (row_.clamped_swiglu) note += "; gate and up weights de-interleaved";
+    const std::string note =
+        fmt::format("one of {} experts, top {}, with the load even", experts, top);
     feed_forward("expert.", sparse, width, activation, rows(extent_.batch), note,
                  rows(extent_.batch * extent_.seqlen));
 
@@ -662,19 +681,22 @@ class Decoder {
   }
 
   void lm_head() {
-    if (!config_.has({"vocab_size"}) && row_.vocab == 0) {
-      config_.warn("vocab_size is missing: lm_head is left out");
-      return;
+    const Names names = {"vocab_size"};
+    std::int64_t vocab = row_.nested.vocab;
+    if (!config_.nested_default(names, vocab)) {
+      if (!config_.has(names)) {
+        config_.warn("vocab_size is missing: lm_head is left out");
+        return;
+      }
+      vocab = config_.size(names);
     }
-    const std::int64_t vocab = row_.vocab > 0 ? config_.family_size({"vocab_size"}, row_.vocab)
-                                              : config_.size({"vocab_size"});
     GemmLayers head = token_gemm("lm_head", 1, extent_, hidden_, vocab, false);
     head.rows_prefill = extent_.batch;
-    head.note = "prefill needs the last token's logits only";
+    head.prefill_note = kLastToken;
     if (row_.logit_scale > 0) head.multiply = config_.positive({"logit_scale"}, row_.logit_scale);
-    head.softcap = config_.positive(
-        {"final_logit_softcapping"},
-        row_.final_softcap > 0 ? std::optional{row_.final_softcap} : std::nullopt);
+    head.softcap =
+        config_.positive({"final_logit_softcapping"},
+                         row_.final_softcap > 0 ? std::optional{row_.final_softcap} : std::nullopt);
     result_.gemms.push_back(std::move(head));
   }
 
@@ -689,7 +711,9 @@ class Decoder {
 
 }  // namespace
 
-bool is_decoder_type(const std::string& model_type) { return find_row(model_type) != nullptr; }
+bool is_decoder_type(const std::string& model_type) {
+  return find_row(model_type) != nullptr;
+}
 
 std::vector<std::string> decoder_types() {
   std::vector<std::string> types;

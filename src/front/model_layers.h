@@ -60,7 +60,10 @@ struct GemmLayers {
   std::int64_t heads = 1;
   Dims x_strides, w_strides, out_strides;
   std::string note;
+  std::string prefill_note;
 };
+
+inline constexpr const char* kLastToken = "prefill needs the last token's logits only";
 
 struct Architecture {
   std::string family;

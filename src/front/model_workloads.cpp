@@ -11,8 +11,9 @@ namespace {
 class GraphSpec {
  public:
   explicit GraphSpec(const std::string& name) {
-    document_ = {{"lawson", 1},          {"kind", "graph"},       {"name", name},
-                 {"inputs", Json::array()}, {"ops", Json::array()}, {"outputs", Json::array()}};
+    document_ = {{"lawson", 1},          {"kind", "graph"},
+                 {"name", name},         {"inputs", Json::array()},
+                 {"ops", Json::array()}, {"outputs", Json::array()}};
   }
 
   std::string input(const std::string& name, const std::string& dtype, const Dims& shape,
@@ -67,8 +68,7 @@ class GemmSpec {
 
  private:
   // x * w (+ bias), in f32.
-  std::string product(const std::string& weight, const std::string& bias,
-                      const std::string& out) {
+  std::string product(const std::string& weight, const std::string& bias, const std::string& out) {
     Dims strides = gemm_.w_strides;
     if (strides.empty() && !gemm_.weight_in_out) strides = {gemm_.k * gemm_.n, 1, gemm_.k};
     graph_.input(weight, dtype_, {gemm_.heads, gemm_.k, gemm_.n}, strides);
@@ -127,9 +127,12 @@ enum class ModelPass { prefill, decode, training };
 
 const char* name_of(ModelPass pass) {
   switch (pass) {
-    case ModelPass::prefill: return "prefill";
-    case ModelPass::decode: return "decode";
-    case ModelPass::training: return "training";
+    case ModelPass::prefill:
+      return "prefill";
+    case ModelPass::decode:
+      return "decode";
+    case ModelPass::training:
+      return "training";
   }
   return "";
 }
@@ -150,7 +153,8 @@ void decode_fields(const AttentionLayers& attention, Json& spec, std::string& no
     spec["bias_shape"] = {1, attention.heads, 1, attention.context};
   }
   if (padded) {
-    note = joined(note, "the new token sees its sequence's whole cache: lengths mask, not causality");
+    note =
+        joined(note, "the new token sees its sequence's whole cache: lengths mask, not causality");
   }
   if (attention.bias == ScoreBias::alibi) {
     note = joined(note, "ALiBi of one row is a bias vector per head");
@@ -203,9 +207,12 @@ Workload attention_workload(const AttentionLayers& attention, ModelPass pass, st
 
 std::int64_t rows_of(const GemmLayers& gemm, ModelPass pass) {
   switch (pass) {
-    case ModelPass::prefill: return gemm.rows_prefill;
-    case ModelPass::decode: return gemm.rows_decode;
-    case ModelPass::training: return gemm.rows_training;
+    case ModelPass::prefill:
+      return gemm.rows_prefill;
+    case ModelPass::decode:
+      return gemm.rows_decode;
+    case ModelPass::training:
+      return gemm.rows_training;
   }
   return 0;
 }
@@ -243,13 +250,17 @@ void append_workloads(const Architecture& architecture, const ModelOptions& opti
                                      [&](const auto& entry) { return entry.first == rows; });
       if (same != seen.end()) {
         Workload& earlier = model.workloads[same->second];
-        earlier.note = joined(earlier.note, fmt::format("the same in {}", name_of(pass)));
+        earlier.note =
+            joined(earlier.note, pass == ModelPass::training ? "the same in training's forward"
+                                                             : "the same in decode");
         continue;
       }
       const std::string name = fmt::format("{}gemm.{}.{}", prefix, gemm.name, name_of(pass));
       seen.emplace_back(rows, model.workloads.size());
-      model.workloads.push_back({name, "gemm", gemm.layers, gemm.note,
-                                 GemmSpec{gemm, rows, name, dtype}.build()});
+      const std::string note =
+          pass == ModelPass::prefill ? joined(gemm.note, gemm.prefill_note) : gemm.note;
+      model.workloads.push_back(
+          {name, "gemm", gemm.layers, note, GemmSpec{gemm, rows, name, dtype}.build()});
     }
   }
 }

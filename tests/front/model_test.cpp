@@ -19,7 +19,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
-fs::path root() { return fs::path(__FILE__).parent_path().parent_path().parent_path(); }
+fs::path root() {
+  return fs::path(__FILE__).parent_path().parent_path().parent_path();
+}
 
 Json example(const std::string& name) {
   const fs::path path = root() / "examples" / "models" / (name + ".json");
@@ -115,8 +117,7 @@ std::string render_graph(const Json& s) {
 }
 
 std::string render(const Model& model) {
-  std::string text =
-      fmt::format("{} ({}), {} layers\n", model.name, model.family, model.layers);
+  std::string text = fmt::format("{} ({}), {} layers\n", model.name, model.family, model.layers);
   for (const std::string& warning : model.warnings) text += "! " + warning + "\n";
   for (const Workload& w : model.workloads) {
     text += fmt::format("{} x{}: {}\n", w.name, w.layers,
@@ -174,7 +175,8 @@ TEST_P(Example, PassesSelectTheWorkloads) {
 
 std::string test_name(const testing::TestParamInfo<std::string>& example) {
   std::string name = example.param;
-  std::replace_if(name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
+  std::replace_if(
+      name.begin(), name.end(), [](char c) { return c == '-' || c == '.'; }, '_');
   return name;
 }
 INSTANTIATE_TEST_SUITE_P(Models, Example, testing::ValuesIn(example_names()), test_name);
@@ -276,8 +278,11 @@ TEST(ModelFacts, Gemma2) {
 
 TEST(ModelFacts, Gemma2Of27BScalesByHiddenOverHeads) {
   Json config = example("gemma-2-9b");
-  config.update({{"hidden_size", 4608}, {"num_attention_heads", 32}, {"num_key_value_heads", 16},
-                 {"head_dim", 128}, {"query_pre_attn_scalar", 144}});
+  config.update({{"hidden_size", 4608},
+                 {"num_attention_heads", 32},
+                 {"num_key_value_heads", 16},
+                 {"head_dim", 128},
+                 {"query_pre_attn_scalar", 144}});
   const Json full = spec(derive(config, "gemma-2-27b"), "attention.full.prefill");
   EXPECT_DOUBLE_EQ(full.at("scale").get<double>(), 1.0 / 12.0);
 }
@@ -376,7 +381,10 @@ TEST(ModelFacts, FalconBloomMpt) {
   expect_weight(spec(falcon, "gemm.fc1.prefill"), 4544, 18176);
   expect_attention(spec(derive("falcon-40b"), "attention.full.prefill"), 128, 8, 64, 64);
   Json rw = example("falcon-7b");
-  rw.update({{"alibi", true}, {"bias", true}, {"multi_query", false}, {"hidden_size", 2048},
+  rw.update({{"alibi", true},
+             {"bias", true},
+             {"multi_query", false},
+             {"hidden_size", 2048},
              {"num_attention_heads", 32}});
   const Json old = spec(derive(rw, "falcon-rw-1b"), "attention.full.prefill");
   expect_attention(old, 32, 32, 64, 64);
@@ -454,6 +462,74 @@ TEST(ModelFacts, CohereAndOlmo) {
             (Ops{"matmul", "clamp", "convert"}));
 }
 
+// --- published parameter counts ------------------------------------------------------------------
+
+// Elements of weights and biases that the prefill's GEMMs read, over all layers and experts.
+double gemm_parameters(const Model& model, std::int64_t experts, double lm_heads) {
+  double total = 0;
+  for (const Workload& workload : model.workloads) {
+    if (workload.group != "gemm" || !workload.name.ends_with(".prefill")) continue;
+    double each = 0;
+    for (const Json& input : workload.spec.at("inputs")) {
+      const auto shape = input.at("shape").get<Dims>();
+      if (input.at("name") != "x") each += static_cast<double>(shape[1] * shape[2]);
+    }
+    if (workload.name.find("gemm.expert.") != std::string::npos) {
+      each *= static_cast<double>(experts);
+    }
+    if (workload.name == "gemm.lm_head.prefill") each *= lm_heads;
+    if (workload.name == "gemm.decoder.o.prefill") each *= 2;  // self and cross attention
+    total += each * static_cast<double>(workload.layers);
+  }
+  return total;
+}
+
+struct Published {
+  const char* model;
+  double millions;       // parameters, as the model's card or paper says
+  std::int64_t experts;  // of a mixture layer
+  double lm_heads;       // 2 where embedding and head are not tied
+};
+
+// An oracle that knows nothing of the derivation: what remains are norms, learned positions and
+// convolutions, below 2 % in all of these.
+TEST(ModelFacts, WeightsAddUpToThePublishedSizes) {
+  const Published table[] = {
+      {"llama-3.1-8b", 8030, 1, 2},
+      {"mistral-7b", 7242, 1, 2},
+      {"mixtral-8x7b", 46703, 8, 2},
+      {"qwen2.5-7b", 7616, 1, 2},
+      {"qwen1.5-moe-a2.7b", 14316, 60, 2},
+      {"qwen3-8b", 8191, 1, 2},
+      {"qwen3-30b-a3b", 30532, 128, 2},
+      {"gemma-2b", 2506, 1, 1},
+      {"gemma-2-9b", 9242, 1, 1},
+      {"gemma-3-4b", 4300, 1, 1},
+      {"phi-3-mini", 3821, 1, 2},
+      {"deepseek-v2-lite", 15706, 64, 2},
+      {"deepseek-v3", 671026, 256, 2},
+      {"gpt-oss-20b", 20915, 32, 2},
+      {"gpt2", 124.4, 1, 1},
+      {"pythia-6.9b", 6857, 1, 2},
+      {"falcon-7b", 6922, 1, 1},
+      {"bloom-560m", 559.2, 1, 1},
+      {"bloom-7b1", 7069, 1, 1},
+      {"mpt-7b", 6649, 1, 1},
+      {"bert-base", 109.5, 1, 1},
+      {"vit-base", 86.6, 1, 1},
+      {"whisper-small", 241.7, 1, 1},
+      {"t5-small", 60.5, 1, 1},
+      {"command-r", 34981, 1, 1},
+      {"command-r7b", 8028, 1, 1},
+      {"olmo-7b", 6888, 1, 2},
+      {"olmo-2-7b", 7299, 1, 2},
+  };
+  for (const Published& row : table) {
+    const double got = gemm_parameters(derive(row.model), row.experts, row.lm_heads) / 1e6;
+    EXPECT_NEAR(got / row.millions, 1.0, 0.02) << row.model << ": " << got << " million";
+  }
+}
+
 // --- options, fallbacks --------------------------------------------------------------------------
 
 TEST(ModelOptionsTest, LengthsBatchAndDtype) {
@@ -522,6 +598,23 @@ TEST(ModelFallback, UnknownKindsOfLayerAreLeftOutWithAWarning) {
             std::string::npos);
 }
 
+// As LLaVA 1.5 is published: nearly everything is the nested family's default.
+TEST(ModelFallback, WrappedConfigsTakeTheFamilysDefaults) {
+  const Json config = Json::parse(R"({
+    "model_type": "llava", "torch_dtype": "float16",
+    "text_config": {"model_type": "llama", "max_position_embeddings": 4096, "vocab_size": 32064},
+    "vision_config": {"model_type": "clip_vision_model", "hidden_size": 1024, "image_size": 336,
+      "intermediate_size": 4096, "num_attention_heads": 16, "num_hidden_layers": 24,
+      "patch_size": 14}})");
+  const Model model = derive(config, "llava");
+  EXPECT_EQ(model.layers, 32);
+  expect_attention(spec(model, "attention.full.prefill"), 32, 32, 128, 128);
+  EXPECT_EQ(spec(model, "attention.full.prefill").at("dtype"), "f16");
+  EXPECT_EQ(spec(model, "vision.attention.encoder.prefill").at("seqlen_q"), 577);
+  EXPECT_EQ(op_names(spec(model, "vision.gemm.fc1.prefill")),
+            (Ops{"matmul", "add", "constant", "mul", "sigmoid", "mul", "convert"}));
+}
+
 TEST(ModelFallback, UnknownVisionTowerIsLeftOutWithAWarning) {
   Json config = example("gemma-3-4b");
   config["vision_config"]["model_type"] = "eyes";
@@ -534,17 +627,18 @@ TEST(ModelFallback, UnknownVisionTowerIsLeftOutWithAWarning) {
 
 struct BadField {
   const char* model;
-  const char* patch;     // merged into the example's config (null removes nothing: see removed)
-  const char* removed;   // a field taken out, or ""
+  const char* patch;    // merged into the example's config (null removes nothing: see removed)
+  const char* removed;  // a field taken out, or ""
   std::vector<const char*> named;  // what the message must contain
 };
 
 TEST(ModelErrors, NameFileFieldAndValue) {
   const BadField table[] = {
-      {"llama-3.1-8b", R"({"num_attention_heads": 30})", "",
+      {"llama-3.1-8b",
+       R"({"num_attention_heads": 30})",
+       "",
        {"num_key_value_heads", "8", "divisor of the 30"}},
-      {"llama-3.1-8b", R"({"num_attention_heads": 24})", "",
-       {"num_attention_heads", "24", "4096"}},
+      {"llama-3.1-8b", R"({"num_attention_heads": 24})", "", {"num_attention_heads", "24", "4096"}},
       {"llama-3.1-8b", R"({"num_key_value_heads": 0})", "", {"num_key_value_heads", "0", "1 to"}},
       {"llama-3.1-8b", R"({"head_dim": 0})", "", {"head_dim", "0", "1 to"}},
       {"llama-3.1-8b", R"({"head_dim": -128})", "", {"head_dim", "-128"}},
@@ -554,11 +648,15 @@ TEST(ModelErrors, NameFileFieldAndValue) {
       {"llama-3.1-8b", R"({"hidden_size": 2147483648})", "", {"hidden_size", "2147483648"}},
       {"llama-3.1-8b", R"({"hidden_size": 18446744073709551615})", "", {"hidden_size"}},
       {"llama-3.1-8b", R"({"hidden_size": [4096]})", "", {"hidden_size", "[4096]"}},
-      {"llama-3.1-8b", R"({"num_hidden_layers": 2000000000})", "",
+      {"llama-3.1-8b",
+       R"({"num_hidden_layers": 2000000000})",
+       "",
        {"num_hidden_layers", "2000000000", "10000"}},
-      {"llama-3.1-8b", R"({"num_attention_heads": 2000000000, "num_key_value_heads": 1,
+      {"llama-3.1-8b",
+       R"({"num_attention_heads": 2000000000, "num_key_value_heads": 1,
                            "head_dim": 2000000000})",
-       "", {"num_attention_heads", "2000000000"}},
+       "",
+       {"num_attention_heads", "2000000000"}},
       {"llama-3.1-8b", R"({"hidden_act": "sinus"})", "", {"hidden_act", "sinus", "silu"}},
       {"llama-3.1-8b", R"({"hidden_act": 3})", "", {"hidden_act", "3", "string"}},
       {"llama-3.1-8b", R"({"attention_bias": 1})", "", {"attention_bias", "1", "true or false"}},
@@ -573,16 +671,23 @@ TEST(ModelErrors, NameFileFieldAndValue) {
       {"mixtral-8x7b", "{}", "num_local_experts", {"num_local_experts", "missing"}},
       {"gpt-oss-20b", R"({"num_hidden_layers": 23})", "", {"layer_types", "24 entries", "23"}},
       {"gpt-oss-20b", R"({"layer_types": "full_attention"})", "", {"layer_types"}},
-      {"gpt-oss-20b", R"({"num_hidden_layers": 1, "layer_types": ["half"]})", "",
+      {"gpt-oss-20b",
+       R"({"num_hidden_layers": 1, "layer_types": ["half"]})",
+       "",
        {"layer_types[0]", "half", "sliding_attention"}},
-      {"gpt-oss-20b", R"({"num_hidden_layers": 1, "layer_types": [null]})", "",
+      {"gpt-oss-20b",
+       R"({"num_hidden_layers": 1, "layer_types": [null]})",
+       "",
        {"layer_types[0]", "null"}},
-      {"gemma-2-9b", R"({"attn_logit_softcapping": -50.0})", "",
-       {"attn_logit_softcapping", "-50"}},
+      {"gemma-2-9b", R"({"attn_logit_softcapping": -50.0})", "", {"attn_logit_softcapping", "-50"}},
       {"gemma-2-9b", R"({"query_pre_attn_scalar": 0})", "", {"query_pre_attn_scalar", "0"}},
-      {"gemma-3-4b", R"({"text_config": {"hidden_size": 0}})", "",
+      {"gemma-3-4b",
+       R"({"text_config": {"hidden_size": 0}})",
+       "",
        {"text_config.hidden_size", "0"}},
-      {"gemma-3-4b", R"({"vision_config": {"patch_size": 1000}})", "",
+      {"gemma-3-4b",
+       R"({"vision_config": {"patch_size": 1000}})",
+       "",
        {"vision_config.patch_size", "1000", "896"}},
       {"deepseek-v3", R"({"qk_rope_head_dim": "64"})", "", {"qk_rope_head_dim", "\"64\""}},
       {"deepseek-v3", R"({"rope_scaling": {"factor": "40"}})", "", {"rope_scaling.factor"}},
@@ -592,8 +697,7 @@ TEST(ModelErrors, NameFileFieldAndValue) {
       {"bert-base", R"({"num_attention_heads": 7})", "", {"num_attention_heads", "7", "768"}},
       {"whisper-small", R"({"decoder_attention_heads": 7})", "", {"decoder_attention_heads", "7"}},
       {"whisper-small", "{}", "encoder_layers", {"encoder_layers", "missing"}},
-      {"t5-small", R"({"feed_forward_proj": "gated-sinus"})", "",
-       {"feed_forward_proj", "sinus"}},
+      {"t5-small", R"({"feed_forward_proj": "gated-sinus"})", "", {"feed_forward_proj", "sinus"}},
   };
   for (const BadField& bad : table) {
     SCOPED_TRACE(std::string(bad.model) + " " + bad.patch + " -" + bad.removed);
@@ -603,8 +707,7 @@ TEST(ModelErrors, NameFileFieldAndValue) {
     auto model = model_from_json(config, "some/config.json", {});
     ASSERT_FALSE(model.ok());
     EXPECT_EQ(model.error().kind, ErrorKind::invalid_argument);
-    EXPECT_TRUE(model.error().message.starts_with("some/config.json: "))
-        << model.error().message;
+    EXPECT_TRUE(model.error().message.starts_with("some/config.json: ")) << model.error().message;
     for (const char* part : bad.named) {
       EXPECT_NE(model.error().message.find(part), std::string::npos)
           << "no '" << part << "' in: " << model.error().message;
@@ -624,22 +727,34 @@ TEST(ModelErrors, TopLevelMustBeAnObject) {
 // Every field of every example, replaced by every kind of wrong value: an error or a derivation
 // whose specs read back, never a crash.
 TEST(ModelErrors, SurviveEveryWrongValueInEveryField) {
-  const std::vector<Json> values = {nullptr, true,   -1, 0,  1, 2147483647, 1e300, 0.5,
-                                    "x",     Json{}, Json::array(), Json::object(), Json({1, 2})};
+  const std::vector<Json> values = {nullptr,       true,           -1,          0,   1,
+                                    2147483647,    1e300,          0.5,         "x", Json{},
+                                    Json::array(), Json::object(), Json({1, 2})};
   ModelOptions options;
   options.seqlen = 64;
   options.context = 64;
+  const auto expect_no_crash = [&](const Json& config) {
+    auto model = model_from_json(config, "x.json", options);
+    if (model.ok()) return;
+    EXPECT_EQ(model.error().kind, ErrorKind::invalid_argument);
+    EXPECT_TRUE(model.error().message.starts_with("x.json: ")) << model.error().message;
+  };
   for (const std::string& name : example_names()) {
     const Json config = example(name);
-    for (const auto& [field, old] : config.items()) {
+    const Json flat = config.flatten();  // every leaf of nested configs too
+    for (const auto& [pointer, old] : flat.items()) {
       for (const Json& value : values) {
         Json changed = config;
+        changed[Json::json_pointer(pointer)] = value;
+        expect_no_crash(changed);
+      }
+    }
+    for (const auto& [field, old] : config.items()) {
+      for (const Json& value : values) {
+        if (!old.is_structured()) continue;
+        Json changed = config;
         changed[field] = value;
-        auto model = model_from_json(changed, "x.json", options);
-        if (!model.ok()) {
-          EXPECT_EQ(model.error().kind, ErrorKind::invalid_argument);
-          EXPECT_NE(model.error().message.find("x.json: "), std::string::npos);
-        }
+        expect_no_crash(changed);
       }
     }
   }
@@ -647,9 +762,7 @@ TEST(ModelErrors, SurviveEveryWrongValueInEveryField) {
 
 TEST(ModelNames, ComeFromTheFileOrItsFolder) {
   const Json config = example("llama-3.1-8b");
-  const auto name = [&](const char* source) {
-    return model_from_json(config, source, {})->name;
-  };
+  const auto name = [&](const char* source) { return model_from_json(config, source, {})->name; };
   EXPECT_EQ(name("models/llama-3.1-8b.json"), "llama-3.1-8b");
   EXPECT_EQ(name("models/Llama-3.1-8B/config.json"), "Llama-3.1-8B");
   EXPECT_EQ(name("config.json"), "config");
