@@ -395,9 +395,9 @@ void reduce_errors(const ir::Reduce& op, const Array& x, Array& y, const Arithme
 
 void view_errors(const ir::Op& op, const Array& x, Array& y) {
   if (x.error.empty()) return;
-  const auto [start, strides] = view_of(op, x, y.shape);
-  for_each_index(y.shape, {strides},
-                 [&](std::size_t i, const auto& at) { y.error[i] = x.error[start + at[0]]; });
+  const auto view = view_of(op, x, y.shape);
+  for_each_index(y.shape, {view.second},
+                 [&](std::size_t i, const auto& at) { y.error[i] = x.error[view.first + at[0]]; });
 }
 
 }  // namespace

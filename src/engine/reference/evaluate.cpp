@@ -265,9 +265,9 @@ std::vector<Array> evaluate(const ir::Graph& graph, const ir::Node& node,
     });
   };
   const auto view = [&](const ir::Op& op) {
-    const auto [start, strides] = view_of(op, *operands[0], results[0].shape);
-    for_each_index(results[0].shape, {strides}, [&](std::size_t i, const auto& at) {
-      results[0].value[i] = operands[0]->value[start + at[0]];
+    const auto source = view_of(op, *operands[0], results[0].shape);
+    for_each_index(results[0].shape, {source.second}, [&](std::size_t i, const auto& at) {
+      results[0].value[i] = operands[0]->value[source.first + at[0]];
     });
   };
   std::visit(
