@@ -1,0 +1,60 @@
+// lawson-worker: judges and compiles for GPUs that are not here. Started by the worker pool only.
+#include <cstdio>
+#include <cstdlib>
+#include <string>
+#include <string_view>
+
+#include "engine/cudnn/loader.h"
+#include "engine/registry.h"
+#include "plan/worker_serve.h"
+
+namespace {
+
+struct Arguments {
+  std::string nodriver;
+  std::string cudnn;
+  int parent = 0;
+};
+
+// The pool writes this command line; a person who does gets told so.
+bool parse(int argc, char** argv, Arguments& arguments) {
+  for (int i = 1; i + 1 < argc; i += 2) {
+    const std::string_view name = argv[i];
+    if (name == "--nodriver") {
+      arguments.nodriver = argv[i + 1];
+    } else if (name == "--cudnn") {
+      arguments.cudnn = argv[i + 1];
+    } else if (name == "--parent") {
+      arguments.parent = std::atoi(argv[i + 1]);
+    } else {
+      return false;
+    }
+  }
+  return argc % 2 == 1 && !arguments.nodriver.empty() && arguments.parent > 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace lawson;
+  Arguments arguments;
+  if (!parse(argc, argv, arguments)) {
+    std::fputs("lawson-worker is started by Lawson's library, not by hand\n", stderr);
+    return 2;
+  }
+  auto channel = plan::enter_worker(arguments.parent);
+  if (!channel.ok()) {
+    std::fprintf(stderr, "%s\n", channel.error().message.c_str());
+    return 1;
+  }
+  if (!arguments.cudnn.empty()) ::setenv("LAWSON_CUDNN", arguments.cudnn.c_str(), 1);
+
+  // The no-driver library has to be the first of CUDA's names in this process.
+  Engine* engine = find_engine("cudnn");
+  Status ready = cudnn::enter_deviceless(arguments.nodriver);
+  if (ready.ok()) {
+    if (auto loaded = cudnn::libraries(); !loaded.ok()) ready = std::move(loaded).error();
+  }
+  return plan::serve(*channel, ready.ok() ? engine : nullptr,
+                     ready.ok() ? Error{} : ready.error());
+}
