@@ -59,7 +59,7 @@ std::string text_type(const std::string& wrapper) {
 
 class Derivation {
  public:
-  Derivation(const Json& config, std::string source, const ModelOptions& options)
+  Derivation(const Json& config, const std::string& source, const ModelOptions& options)
       : config_{config, source, ""},
         options_{options},
         extent_{options.batch, options.seqlen, options.context} {

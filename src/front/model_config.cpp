@@ -4,7 +4,7 @@
 
 namespace lawson::front {
 
-ModelConfig::ModelConfig(const Json& object, std::string source, std::string path)
+ModelConfig::ModelConfig(const Json& object, const std::string& source, const std::string& path)
     : object_{object}, source_{source}, path_{path}, reader_{object, source, path} {}
 
 std::string ModelConfig::field(const Names& names) const {
@@ -89,7 +89,7 @@ bool ModelConfig::flag_or(const Names& names, bool fallback) {
   return keep<bool>(reader_.boolean_or(field(names), fallback), fallback);
 }
 
-std::string ModelConfig::word_or(const Names& names, std::string fallback) {
+std::string ModelConfig::word_or(const Names& names, const std::string& fallback) {
   return keep<std::string>(reader_.string_or(field(names), fallback), fallback);
 }
 

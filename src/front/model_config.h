@@ -21,7 +21,7 @@ inline constexpr std::int64_t kMaxLayers = 10'000;
 // is_null(), because transformers gives "absent" the family's default and null a derived value.
 class ModelConfig {
  public:
-  ModelConfig(const Json& object, std::string source, std::string path);
+  ModelConfig(const Json& object, const std::string& source, const std::string& path);
 
   bool has(const Names& names) const;      // present and not null
   bool is_null(const Names& names) const;  // present, and null
@@ -38,7 +38,7 @@ class ModelConfig {
   std::optional<double> positive(const Names& names, std::optional<double> fallback = {});
   double number_or(const Names& names, double fallback);
   bool flag_or(const Names& names, bool fallback);
-  std::string word_or(const Names& names, std::string fallback);
+  std::string word_or(const Names& names, const std::string& fallback);
   std::vector<std::int64_t> counts(const Names& names);
   std::vector<std::string> words(const Names& names);
   // The nested object of this name (empty when it is missing); hand it back with absorb().

@@ -492,7 +492,7 @@ struct Published {
 };
 
 // An oracle that knows nothing of the derivation: what remains are norms, learned positions and
-// convolutions, below 2 % in all of these.
+// convolutions: below 0.3 % of the models above 1 billion, below 2 % of the small ones.
 TEST(ModelFacts, WeightsAddUpToThePublishedSizes) {
   const Published table[] = {
       {"llama-3.1-8b", 8030, 1, 2},
@@ -526,7 +526,8 @@ TEST(ModelFacts, WeightsAddUpToThePublishedSizes) {
   };
   for (const Published& row : table) {
     const double got = gemm_parameters(derive(row.model), row.experts, row.lm_heads) / 1e6;
-    EXPECT_NEAR(got / row.millions, 1.0, 0.02) << row.model << ": " << got << " million";
+    const double rest = row.millions > 1000 ? 0.003 : 0.02;
+    EXPECT_NEAR(got / row.millions, 1.0, rest) << row.model << ": " << got << " million";
   }
 }
 
