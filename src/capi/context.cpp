@@ -1,0 +1,119 @@
+#include "capi/context.h"
+
+#include <dlfcn.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdlib>
+#include <filesystem>
+#include <mutex>
+
+#include "capi/guard.h"
+#include "engine/registry.h"
+
+namespace lawson::capi {
+namespace {
+
+namespace fs = std::filesystem;
+
+struct State {
+  std::mutex mutex;
+  plan::Planner* planner = nullptr;
+  std::string cudnn_path;
+  int max_workers = 0;
+};
+
+State& state() {
+  static State* const instance = new State;  // never destroyed: see planner()
+  return *instance;
+}
+
+constexpr std::array kOptionPrefixes{offsetof(lawson_options, strength),
+                                     offsetof(lawson_options, workspace_limit),
+                                     offsetof(lawson_options, deterministic)};
+
+}  // namespace
+
+std::string library_path() {
+  Dl_info found{};
+  if (dladdr(reinterpret_cast<const void*>(&library_path), &found) == 0 ||
+      found.dli_fname == nullptr) {
+    return {};
+  }
+  std::error_code ignored;
+  const fs::path real = fs::canonical(found.dli_fname, ignored);
+  return ignored ? std::string{found.dli_fname} : real.string();
+}
+
+std::string libexec_folder() {
+  if (const char* given = std::getenv("LAWSON_LIBEXEC"); given != nullptr && *given != '\0') {
+    return given;
+  }
+  // lib/ has libexec/ beside it; lib/<triplet>/ (Debian) has it one level up.
+  const fs::path folder = fs::path{library_path()}.parent_path();
+  const fs::path beside = folder.parent_path() / "libexec" / "lawson";
+  const fs::path above = folder.parent_path().parent_path() / "libexec" / "lawson";
+  std::error_code ignored;
+  return (!fs::exists(beside, ignored) && fs::exists(above, ignored) ? above : beside).string();
+}
+
+Result<plan::Planner*> planner() {
+  State& shared = state();
+  const std::lock_guard lock{shared.mutex};
+  if (shared.planner == nullptr) {
+    const std::string folder = libexec_folder();
+    plan::PlannerConfig config;
+    config.engines = engines();
+    config.worker_path = folder + "/lawson-worker";
+    config.nodriver_path = folder + "/liblawson-nodriver.so";
+    config.cudnn_path = shared.cudnn_path;
+    config.max_workers = shared.max_workers;
+    shared.planner = new plan::Planner(std::move(config));
+  }
+  return shared.planner;
+}
+
+Status configure(const lawson_settings& settings) {
+  State& shared = state();
+  const std::lock_guard lock{shared.mutex};
+  if (shared.planner != nullptr) {
+    return invalid("lawson_configure was called after the first call that needed an engine; call "
+                   "it before any probe, compile or device query");
+  }
+  if (settings.max_workers < 0 || settings.max_workers > 1024) {
+    return invalid("settings.max_workers: {} is not allowed; expected 0 (one per core, at most 8) "
+                   "to 1024",
+                   settings.max_workers);
+  }
+  shared.cudnn_path = settings.cudnn_path == nullptr ? "" : settings.cudnn_path;
+  shared.max_workers = settings.max_workers;
+  return {};
+}
+
+Result<Asked> read_options(const lawson_options* options) {
+  lawson_options given{};
+  given.workspace_limit = -1;
+  LAWSON_CHECK(read_struct(options, given, "lawson_options", kOptionPrefixes));
+  Asked asked;
+  asked.engine = given.engine == nullptr ? "" : given.engine;
+  // Read as a number: a caller's value may be outside the enum.
+  switch (static_cast<int>(given.strength)) {
+    case LAWSON_JUDGED: asked.options.strength = Strength::judged; break;
+    case LAWSON_BUILT: asked.options.strength = Strength::built; break;
+    case LAWSON_VERIFIED: asked.options.strength = Strength::verified; break;
+    default:
+      return invalid("options.strength: {} is not allowed; expected LAWSON_JUDGED (0), "
+                     "LAWSON_BUILT (1) or LAWSON_VERIFIED (2)",
+                     static_cast<int>(given.strength));
+  }
+  asked.options.workspace_limit = given.workspace_limit < 0 ? -1 : given.workspace_limit;
+  asked.options.deterministic = given.deterministic != 0;
+  return asked;
+}
+
+std::string engine_for(const Device& device, const std::string& asked) {
+  if (!asked.empty()) return asked;
+  return device.kind == Device::Kind::cuda ? "cudnn" : "cpu";
+}
+
+}  // namespace lawson::capi
