@@ -42,6 +42,7 @@ Status check_layout(const Tensor& tensor) {
 
 // An output must not let two indices share one element.
 bool overlaps(const Tensor& tensor) {
+  if (element_count(tensor.shape) == 0) return false;
   std::vector<std::pair<std::int64_t, std::int64_t>> axes;
   for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
     if (tensor.shape[i] > 1) axes.emplace_back(tensor.strides[i], tensor.shape[i]);

@@ -60,7 +60,9 @@ struct AttentionProblem {
   bool visible(std::size_t b, std::size_t i, std::size_t j) const;
 
   // Position of the bias element of a score, and of any [b,h,sq,skv] broadcast like it.
-  std::size_t bias_at(std::size_t b, std::size_t h, std::size_t i, std::size_t j) const;
+  std::size_t bias_at(std::size_t b, std::size_t h, std::size_t i, std::size_t j) const {
+    return bias_strides[0] * b + bias_strides[1] * h + bias_strides[2] * i + bias_strides[3] * j;
+  }
   // Press et al. 2022: powers of 2^(-8/n) for n = 2^k heads; other head counts take the slopes of
   // the power of two below, then every second one of twice that power.
   double slope(std::size_t h) const;

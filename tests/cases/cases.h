@@ -1,0 +1,37 @@
+// The one case list for all engines. A case prints itself, is drawn from a seed, and is a spec
+// document as users write them (DESIGN: specs), so that any front door can be given the same cases.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "base/json.h"
+#include "ir/graph.h"
+#include "plan/inputs.h"
+
+namespace lawson::cases {
+
+struct Case {
+  std::string name;        // "attention-17", "fusion-3", "edge-softcap"
+  Json spec;               // kind "attention" (pass forward or backward) or "graph"
+  std::uint64_t seed = 1;  // of the input data
+  plan::InputStyle style = plan::InputStyle::normal;
+
+  // One line: the name and what is special about it.
+  std::string text() const;
+};
+
+// What may be drawn: everything that the specs can say, or what usual kernels take (f16 and bf16,
+// head dims that are multiples of 8), so that most cases are accepted by a GPU.
+enum class Profile { any, gpu };
+
+std::vector<Case> attention_cases(std::uint64_t seed, int count, Profile profile = Profile::any);
+std::vector<Case> fusion_cases(std::uint64_t seed, int count, Profile profile = Profile::any);
+// The inputs and shapes that break kernels: large logits, one-hot rows, masked rows, subnormal
+// numbers, tile edges, odd head dims, huge strides, empty sequences (fixed; no seed).
+std::vector<Case> edge_cases();
+
+Result<ir::Graph> graph_of(const Case& item);
+
+}  // namespace lawson::cases

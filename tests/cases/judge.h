@@ -1,0 +1,33 @@
+// Executes one graph on one engine with generated inputs and compares with the oracle.
+#pragma once
+
+#include <cstdint>
+
+#include "engine/engine.h"
+#include "plan/inputs.h"
+#include "plan/verify.h"
+
+namespace lawson::cases {
+
+struct Judgement {
+  plan::Comparison comparison;
+  double seconds = 0;  // of the fastest execution
+};
+
+struct JudgeOptions {
+  std::uint64_t seed = 1;
+  plan::InputStyle style = plan::InputStyle::normal;
+  int repetitions = 1;  // more than one: for timing
+  bool compare = true;
+  Options options;
+};
+
+// ErrorKind::unsupported when the engine does not take the graph. Works for engines on host memory
+// and, through Engine::allocate and its copies, for those on a live GPU.
+Result<Judgement> judge(Engine& engine, const Device& device, const ir::Graph& graph,
+                        Engine& reference, const JudgeOptions& options);
+
+// The device that the engine runs on here: the host CPU or its first live GPU.
+Result<Device> device_of(Engine& engine);
+
+}  // namespace lawson::cases
