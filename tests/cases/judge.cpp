@@ -67,8 +67,10 @@ Result<Device> device_of(Engine& engine) {
   return error(ErrorKind::unavailable, "engine '{}' has no device on this machine", engine.name());
 }
 
-Result<Judgement> judge(Engine& engine, const Device& device, const ir::Graph& graph,
-                        Engine& reference, const JudgeOptions& options) {
+namespace {
+
+Result<Plan> compiled(Engine& engine, const Device& device, const ir::Graph& graph,
+                      const JudgeOptions& options) {
   LAWSON_TRY(Verdict verdict, engine.probe(graph, device, options.options));
   if (verdict.decision != Decision::supported) {
     Error refusal =
@@ -77,18 +79,30 @@ Result<Judgement> judge(Engine& engine, const Device& device, const ir::Graph& g
       refusal = Error{ErrorKind::unsupported, verdict.reasons[0].message, verdict.reasons};
     return refusal;
   }
-  LAWSON_TRY(Plan plan, engine.compile(graph, device, options.options, std::nullopt, {}));
-  LAWSON_TRY(auto loaded, engine.load(plan, device));
+  return engine.compile(graph, device, options.options, std::nullopt, {});
+}
+
+}  // namespace
+
+Result<Judgement> judge(Engine& engine, const Device& device, const ir::Graph& graph,
+                        Engine& reference, const JudgeOptions& options) {
+  Judgement result;
+  if (options.plan != nullptr) {
+    result.plan = *options.plan;
+  } else {
+    LAWSON_TRY(result.plan, compiled(engine, device, graph, options));
+  }
+  LAWSON_TRY(auto loaded, engine.load(result.plan, device));
   LAWSON_TRY(auto inputs, plan::make_inputs(graph, options.seed, reference, options.style));
-  const auto outputs = plan::make_outputs(graph);
+  auto outputs = plan::make_outputs(graph);
 
   DeviceMemory memory(engine, device);
   LAWSON_CHECK(memory.bind(graph, inputs));
   LAWSON_CHECK(memory.bind(graph, outputs));
   std::vector<std::byte> host_workspace;
   void* workspace = nullptr;
-  if (plan.workspace_bytes > 0) {
-    const auto bytes = static_cast<std::size_t>(plan.workspace_bytes);
+  if (result.plan.workspace_bytes > 0) {
+    const auto bytes = static_cast<std::size_t>(result.plan.workspace_bytes);
     if (device.kind == Device::Kind::cuda) {
       LAWSON_TRY(workspace, memory.allocate(bytes));
     } else {
@@ -98,7 +112,6 @@ Result<Judgement> judge(Engine& engine, const Device& device, const ir::Graph& g
     }
   }
 
-  Judgement result;
   for (int i = 0; i < options.repetitions; ++i) {
     const auto start = std::chrono::steady_clock::now();
     LAWSON_CHECK(engine.execute(*loaded, memory.bindings(), workspace, nullptr));
@@ -106,11 +119,12 @@ Result<Judgement> judge(Engine& engine, const Device& device, const ir::Graph& g
     const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - start;
     result.seconds = i == 0 ? taken.count() : std::min(result.seconds, taken.count());
   }
-  if (!options.compare) return result;
   LAWSON_CHECK(memory.read_back(outputs));
+  result.outputs = std::move(outputs);
+  if (!options.compare) return result;
   const auto host_inputs = plan::bindings_of(inputs, {});
   LAWSON_TRY(auto expected, reference.oracle(graph, host_inputs, engine.arithmetic(graph)));
-  result.comparison = plan::compare(graph, outputs, expected);
+  result.comparison = plan::compare(graph, result.outputs, expected);
   return result;
 }
 

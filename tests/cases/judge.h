@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "engine/engine.h"
 #include "plan/inputs.h"
@@ -11,7 +12,9 @@ namespace lawson::cases {
 
 struct Judgement {
   plan::Comparison comparison;
-  double seconds = 0;  // of the fastest execution
+  Plan plan;                          // what ran
+  std::vector<plan::Buffer> outputs;  // as the engine left them
+  double seconds = 0;                 // of the fastest execution
 };
 
 struct JudgeOptions {
@@ -19,6 +22,7 @@ struct JudgeOptions {
   plan::InputStyle style = plan::InputStyle::normal;
   int repetitions = 1;  // more than one: for timing
   bool compare = true;
+  const Plan* plan = nullptr;  // execute this one instead of probing and compiling
   Options options;
 };
 
