@@ -15,6 +15,7 @@ struct BiasRule {
   bool fallback = false;
   bool inverted = false;  // the field says "no bias"
 };
+
 enum class Windows {
   none,
   all,    // every layer, when sliding_window is set
