@@ -235,7 +235,7 @@ int run(const Flags& flags) {
   std::vector<Row> rows;
   for (auto&& list : {attention_cases(flags.seed, flags.attention, Profile::gpu),
                       fusion_cases(flags.seed, flags.fusion, Profile::gpu)}) {
-    for (const Case& item : list) rows.push_back({.item = item});
+    for (const Case& item : list) rows.emplace_back().item = item;
   }
   std::atomic<std::size_t> next{0};
   const auto work = [&] {
