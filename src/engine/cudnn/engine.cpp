@@ -1,0 +1,616 @@
+#include "engine/cudnn/engine.h"
+
+#include <algorithm>
+#include <array>
+#include <list>
+#include <map>
+#include <mutex>
+
+#include "engine/cudnn/defects.h"
+#include "engine/cudnn/devices.h"
+#include "engine/cudnn/driver.h"
+#include "engine/cudnn/facts.h"
+#include "engine/cudnn/handles.h"
+#include "engine/cudnn/loader.h"
+#include "engine/cudnn/lowering.h"
+#include "engine/cudnn/plan_bytes.h"
+#include "engine/cudnn/reasons.h"
+#include "ir/json.h"
+
+namespace lawson {
+namespace cudnn {
+namespace {
+
+constexpr std::size_t kJudgedCapacity = 64;
+constexpr std::int64_t kWorkspaceAlignment = 256;
+
+// A graph that cuDNN accepted: what is compiled is the very object that was judged.
+struct Judged {
+  std::mutex mutex;
+  std::unique_ptr<Lowered> lowered;
+  std::vector<std::string> plan_names;  // as the heuristics listed them
+};
+
+// What judging came to: the graph, or a verdict against it.
+struct Judgement {
+  std::shared_ptr<Judged> judged;
+  Decision decision = Decision::supported;
+  std::vector<Reason> reasons;
+};
+
+// The graphs judged last, by key.
+class JudgedGraphs {
+ public:
+  std::shared_ptr<Judged> find(const std::string& key) {
+    const std::lock_guard lock{mutex_};
+    for (auto it = entries_.begin(); it != entries_.end(); ++it) {
+      if (it->first != key) continue;
+      entries_.splice(entries_.begin(), entries_, it);
+      return it->second;
+    }
+    return nullptr;
+  }
+
+  void remember(const std::string& key, std::shared_ptr<Judged> judged) {
+    const std::lock_guard lock{mutex_};
+    entries_.emplace_front(key, std::move(judged));
+    if (entries_.size() > kJudgedCapacity) entries_.pop_back();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::list<std::pair<std::string, std::shared_ptr<Judged>>> entries_;
+};
+
+struct Built {
+  std::string name;
+  PlanBytes bytes;
+  std::int64_t workspace = 0;  // everything
+};
+
+class LoadedPlan : public Loaded {
+ public:
+  LoadedPlan(Plan plan, Supplies supplies, std::unique_ptr<Executable> executable, int ordinal)
+      : plan_{std::move(plan)},
+        supplies_{std::move(supplies)},
+        executable_{std::move(executable)},
+        ordinal_{ordinal} {}
+
+  const Plan& plan() const override { return plan_; }
+
+  // Values of by-value tensors that the caller leaves unbound.
+  std::map<std::int64_t, std::array<std::byte, 8>> defaults;
+  std::int64_t own_workspace = 0;  // where cuDNN's part ends and the zeros begin
+
+ private:
+  friend class CudnnEngine;
+  Plan plan_;
+  Supplies supplies_;
+  std::unique_ptr<Executable> executable_;
+  int ordinal_;
+  mutable std::mutex mutex_;  // cuDNN-frontend changes a plan's graph while executing it
+};
+
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
+}
+
+std::int64_t zero_bytes(const Supplies& supplies) {
+  std::int64_t total = 0;
+  for (const ZeroTensor& zero : supplies.zeros) total += aligned(zero.bytes);
+  return total;
+}
+
+bool has_matmul(const ir::Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
+    return std::holds_alternative<ir::Matmul>(node.op);
+  });
+}
+
+// A matmul of 16 x 16 x 16, for control plans and for priming.
+Result<ir::Graph> small_matmul(DType dtype) {
+  ir::Builder builder{"small_matmul"};
+  ir::Tensor a;
+  a.name = "a";
+  a.dtype = dtype;
+  a.shape = {1, 16, 16};
+  ir::Tensor b = a;
+  b.name = "b";
+  LAWSON_TRY(const ir::TensorId left, builder.input(a));
+  LAWSON_TRY(const ir::TensorId right, builder.input(b));
+  LAWSON_TRY(const ir::TensorId product, builder.add1(ir::Matmul{}, {left, right}));
+  LAWSON_TRY(const ir::TensorId result,
+             builder.add1(ir::Unary{ir::UnaryKind::relu, 0}, {product}, std::nullopt, "c"));
+  LAWSON_CHECK(builder.output(result));
+  return std::move(builder).finish();
+}
+
+}  // namespace
+
+class CudnnEngine : public Engine {
+ public:
+  std::string_view name() const override { return "cudnn"; }
+  bool accepts(const Device& device) const override { return device.kind == Device::Kind::cuda; }
+
+  Result<Verdict> probe(const ir::Graph& graph, const Device& device,
+                        const Options& options) override {
+    LAWSON_TRY(const Libraries* found, libraries());
+    Verdict verdict = blank_verdict(graph, device, options, *found);
+    LAWSON_TRY(Judgement judgement, judge(graph, device, options, verdict.key, *found));
+    if (const auto defect = known_defect(graph, device, found->cudnn_version)) {
+      verdict.defect = defect->id;
+      if (defect->barred) {
+        verdict.reasons.push_back({"known_defect",
+                                   fmt::format("{} ({})", defect->message, defect->source),
+                                   defect->field});
+        return verdict;
+      }
+    }
+    verdict.decision = judgement.decision;
+    verdict.reasons = std::move(judgement.reasons);
+    if (judgement.decision != Decision::supported) return verdict;
+    verdict.plan_names = judgement.judged->plan_names;
+    verdict.rewrites = judgement.judged->lowered->rewrites();
+    if (options.strength == Strength::judged && options.workspace_limit < 0) return verdict;
+    // A workspace limit can be held against the exact size only once a plan is built.
+    auto built = build(*judgement.judged, graph, device, options, std::nullopt, {}, *found);
+    if (!built.ok()) {
+      if (built.error().kind != ErrorKind::unsupported) return std::move(built).error();
+      verdict.decision = Decision::unsupported;
+      verdict.reasons = built.error().reasons;
+      return verdict;
+    }
+    verdict.strength = Strength::built;
+    verdict.plan_name = built->name;
+    verdict.plan_id = make_plan_id(verdict.key, built->name, verdict.rewrites);
+    verdict.workspace_bytes = built->workspace;
+    return verdict;
+  }
+
+  Result<std::vector<Candidate>> candidates(const ir::Graph& graph, const Device& device,
+                                            const Options& options) override {
+    LAWSON_TRY(const Libraries* found, libraries());
+    LAWSON_TRY(const auto judged, accepted(graph, device, options, *found));
+    std::vector<Candidate> list;
+    for (const std::string& plan : judged->plan_names) list.push_back({plan});
+    return list;
+  }
+
+  Result<Plan> compile(const ir::Graph& graph, const Device& device, const Options& options,
+                       const std::optional<Candidate>& candidate, std::stop_token stop) override {
+    LAWSON_TRY(const Libraries* found, libraries());
+    if (const auto defect = known_defect(graph, device, found->cudnn_version);
+        defect && defect->barred) {
+      return unsupported("known_defect", fmt::format("{} ({})", defect->message, defect->source),
+                         defect->field);
+    }
+    LAWSON_TRY(const auto judged, accepted(graph, device, options, *found));
+    LAWSON_TRY(Built built, build(*judged, graph, device, options, candidate, stop, *found));
+    Plan plan;
+    plan.key = make_key(graph, device, name(), found->cudnn.version, options);
+    plan.plan_id = make_plan_id(plan.key, built.name, judged->lowered->rewrites());
+    plan.engine = name();
+    plan.engine_version = found->cudnn.version;
+    plan.target = device.name;
+    plan.device_fingerprint = fingerprint(device);
+    plan.plan_name = built.name;
+    plan.workspace_bytes = built.workspace;
+    plan.graph_json = plan_graph(graph);
+    PlanHeader header;
+    header.cudnn_version = found->cudnn_version;
+    header.compute_capability = device.compute_capability;
+    header.key = plan.key;
+    plan.bytes = pack_plan(header, built.bytes);
+    return plan;
+  }
+
+  Result<std::shared_ptr<Loaded>> load(const Plan& plan, const Device& device) override {
+    LAWSON_TRY(const Libraries* found, libraries());
+    LAWSON_TRY(UnpackedPlan unpacked, unpack_plan(plan.bytes));
+    LAWSON_CHECK(check_header(unpacked.header, plan, device, *found));
+    LAWSON_TRY(Handle handle, handle_for(device));
+    std::unique_ptr<Executable> executable;
+    if (const Failure failure =
+            Executable::load(unpacked.bytes.data, handle.get(), device, executable)) {
+      return to_error(*failure, classify(*failure, !device.present()), device);
+    }
+    LAWSON_TRY(const Json document, parse_json(plan.graph_json, "the plan's graph"));
+    LAWSON_TRY(const ir::Graph graph, ir::graph_from_json(document, "the plan's graph"));
+    auto loaded = std::make_shared<LoadedPlan>(plan, unpacked.bytes.supplies,
+                                               std::move(executable), device.ordinal);
+    loaded->own_workspace = aligned(unpacked.bytes.workspace);
+    for (ir::TensorId id = 0; id < graph.input_count; ++id) {
+      const ir::Tensor& tensor = graph.tensor(id);
+      if (!tensor.by_value || tensor.values.empty()) continue;
+      store_element(loaded->defaults[ir::Graph::uid(id)].data(), tensor.dtype, 0,
+                    tensor.values.front());
+    }
+    return std::shared_ptr<Loaded>{std::move(loaded)};
+  }
+
+  Status execute(const Loaded& loaded, std::span<const Binding> bindings, void* workspace,
+                 void* stream) override {
+    const auto* plan = dynamic_cast<const LoadedPlan*>(&loaded);
+    if (plan == nullptr) return invalid("the plan was loaded by engine '{}'", loaded.plan().engine);
+    if (plan->ordinal_ < 0) {
+      return error(ErrorKind::unavailable,
+                   "the plan for '{}' was loaded without a device: it can be checked, not executed",
+                   loaded.plan().target);
+    }
+    if (workspace == nullptr && plan->plan_.workspace_bytes > 0) {
+      return invalid("workspace is null; the plan needs {} bytes", plan->plan_.workspace_bytes);
+    }
+    LAWSON_TRY(std::vector<void*> pointers, pointers_of(*plan, bindings, workspace));
+    LAWSON_TRY(const Driver* driver, Driver::open());
+    LAWSON_CHECK(driver->make_current(plan->ordinal_));
+    LAWSON_TRY(Handle handle, borrow_handle(plan->ordinal_));
+    std::int64_t offset = plan->own_workspace;
+    for (const ZeroTensor& zero : plan->supplies_.zeros) {
+      LAWSON_CHECK(driver->fill_zero(static_cast<std::byte*>(workspace) + offset,
+                                     static_cast<std::size_t>(zero.bytes), stream));
+      offset += aligned(zero.bytes);
+    }
+    const std::lock_guard lock{plan->mutex_};
+    if (const Failure failure =
+            plan->executable_->execute(handle.get(), pointers, workspace, stream)) {
+      Device device;
+      device.name = plan->plan_.target;
+      return to_error(*failure, classify(*failure, false), device);
+    }
+    return {};
+  }
+
+  Arithmetic arithmetic(const ir::Graph& graph) const override {
+    Arithmetic result;
+    result.accumulate_roundoff = 0x1p-23;  // f32, and tensor cores truncate instead of rounding
+    result.function_roundoff = 0x1p-18;    // ex2.approx, lg2.approx, rcp.approx and friends
+    const auto facts = attention_facts(graph);
+    if (facts) {
+      result.probability_roundoff = unit_roundoff(facts->dtype);
+      if (facts->dtype == DType::f32) result.operand_roundoff = 0x1p-11;  // TF32
+      if (facts->rule->softcap > 0) result.function_roundoff = 0x1p-10;   // tanh.approx
+      return result;
+    }
+    for (const ir::Node& node : graph.nodes) {
+      if (std::holds_alternative<ir::Matmul>(node.op)) {
+        for (const ir::TensorId id : node.inputs) {
+          if (graph.tensor(id).dtype == DType::f32) result.operand_roundoff = 0x1p-11;
+        }
+      }
+      if (const auto* unary = std::get_if<ir::Unary>(&node.op); unary && uses_tanh(unary->kind)) {
+        result.function_roundoff = 0x1p-10;
+      }
+    }
+    return result;
+  }
+
+  Result<std::vector<Device>> live_devices() override { return cudnn::live_devices(); }
+  std::vector<Device> known_targets() const override { return cudnn::known_targets(); }
+  Json info() override { return library_report(); }
+
+  Result<void*> allocate(const Device& device, std::size_t bytes) override {
+    LAWSON_TRY(const Driver* driver, driver_on(device));
+    return driver->allocate(bytes);
+  }
+  Status release(const Device& device, void* data) override {
+    LAWSON_TRY(const Driver* driver, driver_on(device));
+    return driver->release(data);
+  }
+  Status copy_to_device(const Device& device, void* to, const void* from,
+                        std::size_t bytes) override {
+    LAWSON_TRY(const Driver* driver, driver_on(device));
+    return driver->copy_to_device(to, from, bytes);
+  }
+  Status copy_to_host(const Device& device, void* to, const void* from,
+                      std::size_t bytes) override {
+    LAWSON_TRY(const Driver* driver, driver_on(device));
+    return driver->copy_to_host(to, from, bytes);
+  }
+  Status synchronize(const Device& device, void* stream) override {
+    LAWSON_TRY(const Driver* driver, driver_on(device));
+    return driver->synchronize(stream);
+  }
+
+ private:
+  static bool uses_tanh(ir::UnaryKind kind) {
+    using ir::UnaryKind;
+    return kind == UnaryKind::tanh || kind == UnaryKind::gelu_tanh ||
+           kind == UnaryKind::sigmoid || kind == UnaryKind::silu || kind == UnaryKind::gelu ||
+           kind == UnaryKind::erf || kind == UnaryKind::tan || kind == UnaryKind::softplus;
+  }
+
+  Verdict blank_verdict(const ir::Graph& graph, const Device& device, const Options& options,
+                        const Libraries& found) const {
+    Verdict verdict;
+    verdict.evidence = device.present() ? Evidence::live : device.evidence;
+    verdict.engine = name();
+    verdict.key = make_key(graph, device, name(), found.cudnn.version, options);
+    verdict.target = device.name;
+    verdict.engine_version = found.cudnn.version;
+    return verdict;
+  }
+
+  static Result<const Driver*> driver_on(const Device& device) {
+    if (!device.present() || device.kind != Device::Kind::cuda) {
+      return error(ErrorKind::unavailable, "device '{}' is not on this machine", device.name);
+    }
+    LAWSON_TRY(const Driver* driver, Driver::open());
+    LAWSON_CHECK(driver->make_current(device.ordinal));
+    return driver;
+  }
+
+  // A handle on a live device, or none for a target.
+  static Result<Handle> handle_for(const Device& device) {
+    if (!device.present()) return Handle{};
+    LAWSON_CHECK(driver_on(device));
+    return borrow_handle(device.ordinal);
+  }
+
+  // What the graph can be judged with: the right kind of process, and cuBLASLt for products (cuDNN
+  // aborts the process when its engine 0 cannot load it).
+  Status prepare(const ir::Graph& graph, const Device& device) {
+    if (device.present() == is_deviceless()) {
+      return error(ErrorKind::unavailable,
+                   device.present()
+                       ? "this process is a worker: it has no device, and '{}' is one"
+                       : "'{}' is not on this machine: it is judged in a worker process only",
+                   device.name);
+    }
+    if (has_matmul(graph)) LAWSON_CHECK(need_cublaslt());
+    if (!device.present()) prime();
+    return {};
+  }
+
+  // Asked about f32 products for a GPU without TF32 first, cuDNN 9.19 would say for the rest of the
+  // process that no target takes them. So the first question is about a GPU that has it.
+  void prime() {
+    std::call_once(primed_, [] {
+      for (const Device& target : cudnn::known_targets()) {
+        if (target.compute_capability != 900) continue;
+        const auto graph = small_matmul(DType::f32);
+        if (!graph.ok() || !need_cublaslt().ok()) return;
+        auto lowered = Lowered::lower(*graph, target, false);
+        if (lowered.ok()) static_cast<void>((*lowered)->judge(nullptr));
+        return;
+      }
+    });
+  }
+
+  Result<Judgement> judge(const ir::Graph& graph, const Device& device, const Options& options,
+                          const std::string& key, const Libraries& found) {
+    LAWSON_CHECK(prepare(graph, device));
+    if (auto judged = judged_.find(key)) return Judgement{std::move(judged), {}, {}};
+    Judgement judgement;
+    auto refuse = [&](std::vector<Reason> reasons) {
+      judgement.decision = Decision::unsupported;
+      judgement.reasons = std::move(reasons);
+      if (const auto reason = unknown_to_nvrtc(device, found)) {
+        judgement.reasons.push_back(*reason);
+      }
+      return judgement;
+    };
+    for (ir::TensorId id = 0; id < graph.input_count + graph.output_count; ++id) {
+      const ir::Tensor& tensor = graph.tensor(id);
+      if (element_count(tensor.shape).value_or(0) == 0) {
+        return refuse({{"empty_tensor",
+                        fmt::format("{} has shape {}: there is nothing to compute", tensor.name,
+                                    to_string(tensor.shape)),
+                        tensor.name}});
+      }
+    }
+    auto lowered = Lowered::lower(graph, device, options.deterministic);
+    if (!lowered.ok()) {
+      if (lowered.error().kind != ErrorKind::unsupported) return std::move(lowered).error();
+      return refuse(lowered.error().reasons);
+    }
+    if (options.workspace_limit >= 0) (*lowered)->limit_workspace(options.workspace_limit);
+    Handle handle;
+    if (device.present()) {
+      LAWSON_TRY(handle, handle_for(device));
+    }
+    if (const Failure failure = (*lowered)->judge(handle.get())) {
+      const Fault fault = classify(*failure, !device.present());
+      if (fault == Fault::unsupported || (fault == Fault::undecided && !nvrtc_knows(device, found))) {
+        return refuse(explain(*failure, graph, device, found.cudnn_version));
+      }
+      if (fault != Fault::undecided) return to_error(*failure, fault, device);
+      judgement.decision = Decision::undecided;
+      judgement.reasons = explain_undecided(*failure, graph, device);
+      return judgement;
+    }
+    LAWSON_CHECK(check_one_cudnn());  // sublibraries are loaded by now
+    if (!nvrtc_knows(device, found)) return refuse({});
+    judgement.judged = std::make_shared<Judged>();
+    judgement.judged->lowered = std::move(lowered).value();
+    judgement.judged->plan_names = judgement.judged->lowered->plan_names();
+    judged_.remember(key, judgement.judged);
+    return judgement;
+  }
+
+  static bool nvrtc_knows(const Device& device, const Libraries& found) {
+    return device.compute_capability / 10 >= found.nvrtc_archs.front();
+  }
+
+  static std::optional<Reason> unknown_to_nvrtc(const Device& device, const Libraries& found) {
+    if (nvrtc_knows(device, found)) return std::nullopt;
+    return Reason{"cuda_version",
+                  fmt::format("CUDA {} compiles for compute capability {} and newer; {} has {}",
+                              found.nvrtc.version,
+                              compute_capability_text(found.nvrtc_archs.front() * 10), device.name,
+                              compute_capability_text(device.compute_capability)),
+                  "target"};
+  }
+
+  // The judged graph, or "unsupported" with the reasons.
+  Result<std::shared_ptr<Judged>> accepted(const ir::Graph& graph, const Device& device,
+                                           const Options& options, const Libraries& found) {
+    const std::string key = make_key(graph, device, name(), found.cudnn.version, options);
+    LAWSON_TRY(Judgement judgement, judge(graph, device, options, key, found));
+    if (judgement.decision == Decision::supported) return judgement.judged;
+    if (judgement.decision == Decision::undecided) {
+      return error(ErrorKind::unavailable, "{}", judgement.reasons.front().message);
+    }
+    Error refusal = error(ErrorKind::unsupported, "{}", judgement.reasons.front().message);
+    refusal.reasons = std::move(judgement.reasons);
+    return refusal;
+  }
+
+  // The named plan, or the first of the heuristics that compiles within the limit.
+  Result<Built> build(Judged& judged, const ir::Graph& graph, const Device& device,
+                      const Options& options, const std::optional<Candidate>& candidate,
+                      const std::stop_token& stop, const Libraries& found) {
+    const std::lock_guard lock{judged.mutex};
+    if (device.present()) LAWSON_CHECK(driver_on(device));
+    std::vector<std::size_t> order;
+    if (candidate) {
+      std::size_t index = 0;
+      if (const Failure failure = judged.lowered->find_plan(candidate->name, index)) {
+        return refusal_or_error(*failure, graph, device, found);
+      }
+      order.push_back(index);
+    } else {
+      for (std::size_t i = 0; i < judged.plan_names.size(); ++i) order.push_back(i);
+    }
+    std::vector<Reason> reasons;
+    std::optional<StageError> not_compiled;
+    for (const std::size_t index : order) {
+      if (stop.stop_requested()) return error(ErrorKind::cancelled, "compiling was cancelled");
+      if (const Failure failure = judged.lowered->build(index)) {
+        const Fault fault = classify(*failure, !device.present());
+        if (fault == Fault::compile_failed) {
+          not_compiled = *failure;
+        } else if (fault != Fault::unsupported) {
+          return to_error(*failure, fault, device);
+        }
+        for (Reason& reason : explain(*failure, graph, device, found.cudnn_version)) {
+          if (std::find(reasons.begin(), reasons.end(), reason) == reasons.end()) {
+            reasons.push_back(std::move(reason));
+          }
+        }
+        continue;
+      }
+      Built built;
+      built.name = judged.lowered->built_name();
+      if (const Failure failure = judged.lowered->serialize(built.bytes)) {
+        return to_error(*failure, classify(*failure, !device.present()), device);
+      }
+      const std::int64_t zeros = zero_bytes(built.bytes.supplies);
+      built.workspace = zeros == 0 ? built.bytes.workspace : aligned(built.bytes.workspace) + zeros;
+      if (options.workspace_limit >= 0 && built.workspace > options.workspace_limit) {
+        reasons.push_back({"workspace",
+                           fmt::format("plan {} needs a workspace of {} bytes; {} are allowed",
+                                       built.name, built.workspace, options.workspace_limit),
+                           "workspace_limit"});
+        continue;
+      }
+      return built;
+    }
+    if (not_compiled && !control_plan_builds(device)) {
+      return to_error(*not_compiled, Fault::compile_failed, device);
+    }
+    Error refusal = error(ErrorKind::unsupported, "{}",
+                          reasons.empty() ? "no plan was built" : reasons.front().message);
+    refusal.reasons = std::move(reasons);
+    return refusal;
+  }
+
+  static Error refusal_or_error(const StageError& failure, const ir::Graph& graph,
+                                const Device& device, const Libraries& found) {
+    const Fault fault = classify(failure, !device.present());
+    if (fault != Fault::unsupported && fault != Fault::undecided) {
+      return to_error(failure, fault, device);
+    }
+    Error refusal = error(ErrorKind::unsupported, "{}", failure.text);
+    refusal.reasons = explain(failure, graph, device, found.cudnn_version);
+    return refusal;
+  }
+
+  // Does anything compile for this device? Tells a graph whose kernel does not compile from an NVRTC
+  // that does not work.
+  bool control_plan_builds(const Device& device) {
+    const std::lock_guard lock{control_mutex_};
+    const auto known = controls_.find(device.compute_capability);
+    if (known != controls_.end()) return known->second;
+    const auto graph = small_matmul(DType::f16);
+    bool builds = false;
+    if (graph.ok()) {
+      auto lowered = Lowered::lower(*graph, device, false);
+      auto handle = handle_for(device);
+      if (lowered.ok() && handle.ok() && !(*lowered)->judge(handle->get())) {
+        const std::size_t count = (*lowered)->plan_names().size();
+        for (std::size_t i = 0; i < count && !builds; ++i) builds = !(*lowered)->build(i);
+      }
+    }
+    controls_[device.compute_capability] = builds;
+    return builds;
+  }
+
+  static Status check_header(const PlanHeader& header, const Plan& plan, const Device& device,
+                             const Libraries& found) {
+    if (header.key != plan.key) {
+      return error(ErrorKind::io, "the plan's bytes belong to another plan (key {}, not {})",
+                   header.key, plan.key);
+    }
+    if (header.cudnn_version != found.cudnn_version) {
+      return error(ErrorKind::unavailable,
+                   "the plan was compiled with cuDNN {}; loaded is {} ({}): compile it again",
+                   version_text(header.cudnn_version), found.cudnn.version, found.cudnn.path);
+    }
+    if (header.compute_capability != device.compute_capability) {
+      return error(ErrorKind::invalid_argument,
+                   "the plan is for '{}' (compute capability {}); device '{}' has {}", plan.target,
+                   compute_capability_text(header.compute_capability), device.name,
+                   compute_capability_text(device.compute_capability));
+    }
+    return {};
+  }
+
+  static std::string plan_graph(const ir::Graph& graph) { return ir::graph_to_json(graph).dump(); }
+
+  static Result<std::vector<void*>> pointers_of(const LoadedPlan& plan,
+                                                std::span<const Binding> bindings,
+                                                void* workspace) {
+    const auto bound = [&](std::int64_t uid) -> void* {
+      for (const Binding& binding : bindings) {
+        if (binding.uid == uid) return binding.data;
+      }
+      return nullptr;
+    };
+    std::vector<void*> pointers;
+    for (const std::int64_t uid : plan.executable_->uids()) {
+      void* data = bound(uid);
+      std::int64_t wanted = uid;
+      if (data == nullptr) {
+        for (const DerivedBinding& derived : plan.supplies_.derived) {
+          if (derived.uid != uid) continue;
+          wanted = derived.source_uid;
+          if (void* source = bound(wanted)) {
+            data = static_cast<std::byte*>(source) + derived.byte_offset;
+          }
+        }
+        std::int64_t offset = plan.own_workspace;
+        for (const ZeroTensor& zero : plan.supplies_.zeros) {
+          if (zero.uid == uid) data = static_cast<std::byte*>(workspace) + offset;
+          offset += aligned(zero.bytes);
+        }
+        if (const auto found = plan.defaults.find(uid); found != plan.defaults.end()) {
+          data = const_cast<std::byte*>(found->second.data());
+        }
+      }
+      if (data == nullptr) return invalid("no data is bound to tensor {} of the plan", wanted);
+      pointers.push_back(data);
+    }
+    return pointers;
+  }
+
+  JudgedGraphs judged_;
+  std::once_flag primed_;
+  std::mutex control_mutex_;
+  std::map<int, bool> controls_;  // by compute capability
+};
+
+}  // namespace cudnn
+
+std::shared_ptr<Engine> make_cudnn_engine() { return std::make_shared<cudnn::CudnnEngine>(); }
+
+}  // namespace lawson

@@ -1,0 +1,51 @@
+#include "engine/cudnn/handles.h"
+
+#include <map>
+#include <mutex>
+#include <vector>
+
+#include "engine/cudnn/lowering.h"
+
+namespace lawson::cudnn {
+namespace {
+
+struct Pool {
+  std::mutex mutex;
+  std::map<int, std::vector<void*>> idle;  // by ordinal
+};
+
+// Never destroyed: handles outlive the CUDA context at the end of a process, and destroying them
+// then crashes.
+Pool& pool() {
+  static Pool* const handles = new Pool;
+  return *handles;
+}
+
+}  // namespace
+
+Handle::~Handle() {
+  if (handle_ == nullptr) return;
+  const std::lock_guard lock{pool().mutex};
+  pool().idle[ordinal_].push_back(handle_);
+}
+
+Result<Handle> borrow_handle(int ordinal) {
+  {
+    const std::lock_guard lock{pool().mutex};
+    std::vector<void*>& idle = pool().idle[ordinal];
+    if (!idle.empty()) {
+      void* handle = idle.back();
+      idle.pop_back();
+      return Handle{handle, ordinal};
+    }
+  }
+  void* handle = nullptr;
+  if (const Failure failure = create_handle(handle)) {
+    Device device;
+    device.name = fmt::format("GPU {}", ordinal);
+    return to_error(*failure, classify(*failure, false), device);
+  }
+  return Handle{handle, ordinal};
+}
+
+}  // namespace lawson::cudnn

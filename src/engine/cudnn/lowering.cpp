@@ -1,0 +1,340 @@
+// The one translation unit that includes cudnn_frontend.h (about a minute and 2 GB to compile).
+#include "engine/cudnn/lowering.h"
+
+#include <dlfcn.h>
+
+#include "engine/cudnn/loader.h"
+
+// The frontend opens libcuda and libcudart by name; the CUDA runtime must come from cuDNN's places.
+#define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
+#define dlopen(name, flags) ::lawson::cudnn::open_for_frontend(name, flags)
+#include <cudnn_frontend.h>
+#undef dlopen
+
+#include <map>
+#include <mutex>
+#include <regex>
+
+#include "engine/cudnn/lowering_attention.h"
+#include "engine/cudnn/lowering_fusion.h"
+
+namespace cudnn_frontend {
+void* cudnn_dlhandle = nullptr;
+}
+
+namespace lawson::cudnn {
+namespace {
+
+std::string name_of(fe::error_code_t code) {
+  switch (code) {
+    case fe::error_code_t::OK: return "OK";
+    case fe::error_code_t::ATTRIBUTE_NOT_SET: return "ATTRIBUTE_NOT_SET";
+    case fe::error_code_t::SHAPE_DEDUCTION_FAILED: return "SHAPE_DEDUCTION_FAILED";
+    case fe::error_code_t::INVALID_TENSOR_NAME: return "INVALID_TENSOR_NAME";
+    case fe::error_code_t::INVALID_VARIANT_PACK: return "INVALID_VARIANT_PACK";
+    case fe::error_code_t::GRAPH_NOT_SUPPORTED: return "GRAPH_NOT_SUPPORTED";
+    case fe::error_code_t::GRAPH_EXECUTION_PLAN_CREATION_FAILED:
+      return "GRAPH_EXECUTION_PLAN_CREATION_FAILED";
+    case fe::error_code_t::GRAPH_EXECUTION_FAILED: return "GRAPH_EXECUTION_FAILED";
+    case fe::error_code_t::HEURISTIC_QUERY_FAILED: return "HEURISTIC_QUERY_FAILED";
+    case fe::error_code_t::UNSUPPORTED_GRAPH_FORMAT: return "UNSUPPORTED_GRAPH_FORMAT";
+    case fe::error_code_t::CUDA_API_FAILED: return "CUDA_API_FAILED";
+    case fe::error_code_t::CUDNN_BACKEND_API_FAILED: return "CUDNN_BACKEND_API_FAILED";
+    case fe::error_code_t::INVALID_CUDA_DEVICE: return "INVALID_CUDA_DEVICE";
+    case fe::error_code_t::HANDLE_ERROR: return "HANDLE_ERROR";
+    case fe::error_code_t::INVALID_VALUE: return "INVALID_VALUE";
+    case fe::error_code_t::NVRTC_COMPILATION_FAILED: return "NVRTC_COMPILATION_FAILED";
+  }
+  return "UNKNOWN";
+}
+
+// The frontend both returns and throws: every call goes through here.
+template <typename Call>
+Failure guarded(const char* stage, const Call& call) {
+  try {
+    fe::error_t status = call();
+    if (status.is_good()) return std::nullopt;
+    return StageError{stage, name_of(status.get_code()), status.get_message()};
+  } catch (const fe::cudnnException& exception) {
+    const char* status = fe::detail::get_error_string(exception.getCudnnStatus());
+    return StageError{stage, "CUDNN_BACKEND_API_FAILED",
+                      fmt::format("{} code: {}", exception.what(), status)};
+  } catch (const std::bad_alloc&) {
+    return StageError{stage, "BAD_ALLOC", "out of host memory"};
+  } catch (const std::exception& exception) {
+    return StageError{stage, "EXCEPTION", exception.what()};
+  } catch (...) {
+    return StageError{stage, "EXCEPTION", "an exception of an unknown type"};
+  }
+}
+
+fe::error_t no_error() { return {fe::error_code_t::OK, ""}; }
+
+fe::error_t from_status(cudnnStatus_t status, const char* call) {
+  if (status == CUDNN_STATUS_SUCCESS) return no_error();
+  return {fe::error_code_t::CUDNN_BACKEND_API_FAILED,
+          fmt::format("{} failed with code: {}", call, fe::detail::get_error_string(status))};
+}
+
+// Hands the frontend the cuDNN that the loader found.
+Status prepare_frontend() {
+  LAWSON_TRY(const Libraries* found, libraries());
+  static std::once_flag once;
+  std::call_once(once, [&] { cudnn_frontend::cudnn_dlhandle = found->cudnn.handle; });
+  return {};
+}
+
+using Properties = std::shared_ptr<const fe::DeviceProperties>;
+
+Failure properties_of(const Device& device, Properties& properties) {
+  static std::mutex mutex;
+  static std::map<std::string, Properties> known;  // by JSON text; as many as there are targets
+  const std::string text = device.properties.dump();
+  const std::lock_guard lock{mutex};
+  if (const auto found = known.find(text); found != known.end()) {
+    properties = found->second;
+    return std::nullopt;
+  }
+  auto fresh = std::make_shared<fe::DeviceProperties>();
+  const std::vector<std::uint8_t> bytes(text.begin(), text.end());
+  if (Failure failure = guarded("device_properties", [&] { return fresh->deserialize(bytes); })) {
+    return failure;
+  }
+  properties = known.emplace(text, std::move(fresh)).first->second;
+  return std::nullopt;
+}
+
+cudnnHandle_t as_handle(void* handle) { return static_cast<cudnnHandle_t>(handle); }
+
+}  // namespace
+
+struct Lowered::Impl {
+  explicit Impl(const ir::Graph& source) : graph{source} {}
+
+  const ir::Graph graph;  // lowered parts refer to it
+  std::optional<AttentionFacts> facts;
+  Properties properties;
+  std::shared_ptr<FrontendGraph> frontend = std::make_shared<FrontendGraph>();
+  std::unique_ptr<AttentionLowering> attention;  // its score modifiers are called while building
+  Supplies supplies;
+  std::vector<std::string> rewrites;
+  std::optional<std::int64_t> workspace_limit;
+  std::int64_t plan_count = 0;
+  std::optional<std::int64_t> built;
+};
+
+Lowered::Lowered(std::unique_ptr<Impl> impl) : impl_{std::move(impl)} {}
+Lowered::~Lowered() = default;
+
+Result<std::unique_ptr<Lowered>> Lowered::lower(const ir::Graph& graph, const Device& device,
+                                                bool deterministic) {
+  LAWSON_CHECK(prepare_frontend());
+  auto impl = std::make_unique<Impl>(graph);
+  if (!device.present()) {
+    if (const Failure failure = properties_of(device, impl->properties)) {
+      return to_error(*failure, classify(*failure, true), device);
+    }
+  }
+  Status status;
+  const Failure failure = guarded("lower", [&] {
+    // Both must be known before nodes are added.
+    if (impl->properties) impl->frontend->set_device_properties(impl->properties);
+    impl->frontend->set_sm_version(device.compute_capability / 10);
+    impl->facts = attention_facts(impl->graph);
+    if (impl->facts) {
+      impl->attention = std::make_unique<AttentionLowering>(
+          impl->graph, *impl->facts, *impl->frontend, impl->supplies, impl->rewrites);
+      status = impl->attention->run(deterministic);
+    } else {
+      status = FusionLowering{impl->graph, *impl->frontend, impl->supplies}.run();
+    }
+    return no_error();
+  });
+  if (failure) {
+    const Fault fault = classify(*failure, !device.present());
+    if (fault != Fault::unsupported) return to_error(*failure, fault, device);
+    Error refusal = error(ErrorKind::unsupported, "{}", failure->text);
+    LAWSON_TRY(const Libraries* found, libraries());
+    refusal.reasons = explain(*failure, graph, device, found->cudnn_version);
+    return refusal;
+  }
+  if (!status.ok()) return std::move(status).error();
+  return std::unique_ptr<Lowered>{new Lowered{std::move(impl)}};
+}
+
+Failure Lowered::judge(void* handle) {
+  FrontendGraph& graph = *impl_->frontend;
+  if (Failure failure = guarded("validate", [&] { return graph.validate(); })) return failure;
+  if (Failure failure = guarded("build_operation_graph", [&] {
+        return handle == nullptr ? graph.build_operation_graph()
+                                 : graph.build_operation_graph(as_handle(handle));
+      })) {
+    return failure;
+  }
+  std::vector<fe::HeurMode_t> modes{fe::HeurMode_t::A};
+  if (!impl_->facts) modes.push_back(fe::HeurMode_t::FALLBACK);
+  if (Failure failure =
+          guarded("heuristics", [&] { return graph.create_execution_plans(modes); })) {
+    return failure;
+  }
+  impl_->plan_count = graph.get_execution_plan_count();
+  if (impl_->workspace_limit) graph.deselect_workspace_greater_than(*impl_->workspace_limit);
+  return guarded("check_support", [&] { return graph.check_support(); });
+}
+
+void Lowered::limit_workspace(std::int64_t bytes) { impl_->workspace_limit = bytes; }
+
+std::vector<std::string> Lowered::plan_names() const {
+  std::vector<std::string> names;
+  for (std::int64_t i = 0; i < impl_->plan_count; ++i) {
+    std::string name;
+    const Failure failure = guarded(
+        "plan_name", [&] { return impl_->frontend->get_plan_name_at_index(i, name); });
+    names.push_back(failure ? "?" : name);
+  }
+  return names;
+}
+
+Failure Lowered::find_plan(const std::string& name, std::size_t& index) {
+  const std::vector<std::string> names = plan_names();
+  for (index = 0; index < names.size(); ++index) {
+    if (names[index] == name) return std::nullopt;
+  }
+  static const std::regex whole{R"(eng(\d{1,4})((?:_k\d{1,4}=-?\d{1,9})*))"};
+  static const std::regex knob{R"(_k(\d{1,4})=(-?\d{1,9}))"};
+  std::smatch match;
+  if (!std::regex_match(name, match, whole)) {
+    return StageError{"create_plan", "INVALID_VALUE",
+                      fmt::format("'{}' is no name of an engine config (eng7_k24=3)", name)};
+  }
+  const std::string choices = match[2];
+  std::unordered_map<fe::KnobType_t, std::int64_t> knobs;
+  for (std::sregex_iterator it{choices.begin(), choices.end(), knob}, last; it != last; ++it) {
+    const auto type = static_cast<cudnnBackendKnobType_t>(std::stoi((*it)[1]));
+    knobs[fe::convert_from_backend_knob_type(type)] = std::stoll((*it)[2]);
+  }
+  const std::int64_t engine = std::stoll(match[1]);
+  if (Failure failure = guarded("create_plan", [&] {
+        return impl_->frontend->create_execution_plan(engine, knobs);
+      })) {
+    return failure;
+  }
+  index = static_cast<std::size_t>(impl_->plan_count);
+  impl_->plan_count = impl_->frontend->get_execution_plan_count();
+  return std::nullopt;
+}
+
+Failure Lowered::build(std::size_t index) {
+  const auto plan = static_cast<std::int64_t>(index);
+  if (Failure failure =
+          guarded("build_plan", [&] { return impl_->frontend->build_plan_at_index(plan); })) {
+    return failure;
+  }
+  impl_->built = plan;
+  return std::nullopt;
+}
+
+std::string Lowered::built_name() const {
+  std::string name;
+  if (impl_->built) {
+    const auto ignored = guarded("plan_name", [&] {
+      return impl_->frontend->get_plan_name_at_index(*impl_->built, name);
+    });
+    if (ignored) name.clear();
+  }
+  return name;
+}
+
+Failure Lowered::serialize(PlanBytes& plan) {
+  plan.supplies = impl_->supplies;
+  return guarded("serialize", [&]() -> fe::error_t {
+    if (!impl_->built) {
+      return {fe::error_code_t::GRAPH_EXECUTION_FAILED, "no plan has been built"};
+    }
+    fe::error_t status = impl_->frontend->get_workspace_size_plan_at_index(*impl_->built,
+                                                                           plan.workspace);
+    if (status.is_bad()) return status;
+    return impl_->frontend->serialize(plan.data, /*serialize_structure=*/false);
+  });
+}
+
+const std::vector<std::string>& Lowered::rewrites() const { return impl_->rewrites; }
+
+struct Executable::Impl {
+  Properties properties;
+  FrontendGraph frontend;
+  std::vector<std::int64_t> uids;
+};
+
+Executable::Executable(std::unique_ptr<Impl> impl) : impl_{std::move(impl)} {}
+Executable::~Executable() = default;
+
+Failure Executable::load(std::span<const std::uint8_t> data, void* handle, const Device& device,
+                         std::unique_ptr<Executable>& executable) {
+  const Status prepared = prepare_frontend();
+  if (!prepared.ok()) return StageError{"load", "EXCEPTION", prepared.error().message};
+  auto impl = std::make_unique<Impl>();
+  if (handle == nullptr) {
+    if (Failure failure = properties_of(device, impl->properties)) return failure;
+  }
+  const std::vector<std::uint8_t> bytes(data.begin(), data.end());
+  if (Failure failure = guarded("deserialize", [&]() -> fe::error_t {
+        impl->frontend.set_sm_version(device.compute_capability / 10);
+        if (handle != nullptr) {
+          return impl->frontend.deserialize(as_handle(handle), bytes,
+                                            /*enforce_precompiled=*/true, /*run_warmup=*/false);
+        }
+        impl->frontend.set_device_properties(impl->properties);
+        return impl->frontend.deserialize(bytes, /*enforce_precompiled=*/true);
+      })) {
+    return failure;
+  }
+  const auto& pack = impl->frontend.varpack_template;
+  for (const int slot : pack.user_slots) {
+    impl->uids.push_back(pack.all_uids[static_cast<std::size_t>(slot)]);
+  }
+  executable.reset(new Executable{std::move(impl)});
+  return std::nullopt;
+}
+
+const std::vector<std::int64_t>& Executable::uids() const { return impl_->uids; }
+
+Failure Executable::execute(void* handle, std::span<void*> pointers, void* workspace,
+                            void* stream) {
+  return guarded("execute", [&]() -> fe::error_t {
+    fe::error_t status = from_status(
+        fe::detail::set_stream(as_handle(handle), static_cast<cudaStream_t>(stream)),
+        "cudnnSetStream");
+    if (status.is_bad()) return status;
+    return impl_->frontend.execute(as_handle(handle), pointers.data(),
+                                   static_cast<int>(pointers.size()), workspace);
+  });
+}
+
+Failure create_handle(void*& handle) {
+  const Status prepared = prepare_frontend();
+  if (!prepared.ok()) return StageError{"create_handle", "EXCEPTION", prepared.error().message};
+  return guarded("create_handle", [&] {
+    cudnnHandle_t created = nullptr;
+    fe::error_t status = from_status(fe::detail::create_handle(&created), "cudnnCreate");
+    handle = created;
+    return status;
+  });
+}
+
+Failure live_properties(int ordinal, std::string& json) {
+  const Status prepared = prepare_frontend();
+  if (!prepared.ok()) return StageError{"device_properties", "EXCEPTION", prepared.error().message};
+  return guarded("device_properties", [&]() -> fe::error_t {
+    fe::DeviceProperties properties;
+    fe::error_t status = properties.set_device_id(ordinal).build();
+    if (status.is_bad()) return status;
+    std::vector<std::uint8_t> bytes;
+    status = properties.serialize(bytes);
+    while (!bytes.empty() && bytes.back() == 0) bytes.pop_back();
+    json.assign(bytes.begin(), bytes.end());
+    return status;
+  });
+}
+
+}  // namespace lawson::cudnn

@@ -1,0 +1,102 @@
+// One graph in cuDNN's hands: lowered to cudnn-frontend, judged, built, serialised, executed. The
+// frontend itself stays behind this header: lowering.cpp alone includes it.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "engine/cudnn/reasons.h"
+#include "engine/device.h"
+#include "ir/graph.h"
+
+namespace lawson::cudnn {
+
+using Failure = std::optional<StageError>;  // nullopt: the stage went well
+
+// A tensor of cuDNN's that is a part of one of the caller's.
+struct DerivedBinding {
+  std::int64_t uid = 0;
+  std::int64_t source_uid = 0;
+  std::int64_t byte_offset = 0;
+};
+
+// A tensor of cuDNN's that Lawson supplies: zeros in the workspace.
+struct ZeroTensor {
+  std::int64_t uid = 0;
+  std::int64_t bytes = 0;
+};
+
+// What executing a plan needs besides cuDNN's own bytes.
+struct Supplies {
+  std::vector<DerivedBinding> derived;
+  std::vector<ZeroTensor> zeros;
+};
+
+struct PlanBytes {
+  std::vector<std::uint8_t> data;
+  std::int64_t workspace = 0;  // cuDNN's part
+  Supplies supplies;
+};
+
+class Lowered {
+ public:
+  Lowered(const Lowered&) = delete;
+  Lowered& operator=(const Lowered&) = delete;
+  ~Lowered();
+
+  // The frontend graph; unsupported with named reasons when cuDNN has no words for it.
+  static Result<std::unique_ptr<Lowered>> lower(const ir::Graph& graph, const Device& device,
+                                                bool deterministic);
+
+  // Operation graph, heuristics, support check. `handle`: a cuDNN handle on the live device, or
+  // nullptr to judge by the device's properties.
+  Failure judge(void* handle);
+  // Plans whose workspace (as far as known before building) is above the limit are passed over.
+  void limit_workspace(std::int64_t bytes);
+
+  std::vector<std::string> plan_names() const;  // of the heuristics, preferred first
+  // The index of an engine config by name ("eng7_k17=2_k24=3"), added when heuristics did not list it.
+  Failure find_plan(const std::string& name, std::size_t& index);
+  Failure build(std::size_t index);
+  std::string built_name() const;
+  Failure serialize(PlanBytes& plan);
+
+  const std::vector<std::string>& rewrites() const;
+
+ private:
+  struct Impl;
+  explicit Lowered(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// A loaded plan. Executing one object from several threads needs a lock around it.
+class Executable {
+ public:
+  Executable(const Executable&) = delete;
+  Executable& operator=(const Executable&) = delete;
+  ~Executable();
+
+  // `handle` as above; without one the plan is only checked against the device's properties.
+  static Failure load(std::span<const std::uint8_t> data, void* handle, const Device& device,
+                      std::unique_ptr<Executable>& executable);
+
+  // The tensors to bind, in the order of `pointers` below.
+  const std::vector<std::int64_t>& uids() const;
+  Failure execute(void* handle, std::span<void*> pointers, void* workspace, void* stream);
+
+ private:
+  struct Impl;
+  explicit Executable(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+Failure create_handle(void*& handle);  // on the current CUDA context's device
+// cuDNN's serialisation of the properties of a live device, as JSON text.
+Failure live_properties(int ordinal, std::string& json);
+
+}  // namespace lawson::cudnn
