@@ -1,0 +1,2 @@
+#define LAWSON_CPU_NAME v2
+#include "engine/cpu/kernels_body.h"

@@ -1,0 +1,391 @@
+// Matmul with its operands' expressions evaluated while packing and its epilogue evaluated on each
+// block of C while that block is in the cache.
+//
+// C is cut into blocks of `tile` rows and up to kBlockColumns columns. B is packed into workspace,
+// kBlockColumns columns at a time, by all threads; then every thread packs the rows of A that it
+// needs, kBlockDepth of k at a time, and accumulates a block of C in its scratch memory.
+// Every element sums its products in the same order, whatever the number of threads.
+#include <algorithm>
+#include <type_traits>
+
+#include "engine/cpu/pool.h"
+#include "engine/cpu/program.h"
+
+namespace lawson::cpu {
+namespace {
+
+constexpr std::int64_t kBlockDepth = 256;
+constexpr std::int64_t kBlockColumns = 1024;
+
+std::int64_t round_up(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit * unit;
+}
+
+std::int64_t blocks(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit; }
+
+std::size_t bytes_of(std::int64_t elements, std::size_t element) {
+  return align_up(static_cast<std::size_t>(elements) * element);
+}
+
+struct Shape {
+  std::int64_t batch;
+  std::int64_t m;
+  std::int64_t n;
+  std::int64_t k;
+};
+
+Shape shape_of(const MatmulStep& step) {
+  const Dims& c = step.epilogue.shape;
+  const std::size_t rank = c.size();
+  return {element_count(Dims(c.begin(), c.end() - 2)).value_or(0), c[rank - 2], c[rank - 1],
+          step.k};
+}
+
+// The index of matrix `batch` of C in an operand whose leading axes broadcast; its last two
+// entries are 0.
+Dims operand_index(std::int64_t batch, const Dims& c, const Dims& operand) {
+  Dims index(operand.size(), 0);
+  for (std::size_t i = c.size() - 2; i-- > 0;) {
+    const std::int64_t at = batch % c[i];
+    batch /= c[i];
+    if (i + operand.size() < c.size()) continue;
+    const std::size_t axis = i + operand.size() - c.size();
+    index[axis] = operand[axis] == 1 ? 0 : at;
+  }
+  return index;
+}
+
+// The memory location of an operand that is read as it is.
+const Location* plain_location(const Expression& operand) {
+  if (operand.values.size() != 1) return nullptr;
+  const auto* location = std::get_if<Location>(&operand.values[0].from);
+  return location != nullptr && location->kind == Location::Kind::memory ? location : nullptr;
+}
+
+// Reads runs of one operand's elements as T.
+template <typename T>
+class Reader {
+ public:
+  Reader(const Kernels& kernels, const Expression& operand, const std::vector<std::byte*>& roots,
+         std::byte* scratch)
+      : kernels_{kernels}, operand_{operand}, roots_{roots}, scratch_{scratch},
+        plain_{plain_location(operand)} {}
+
+  // Whether reading down a column is as good as, or better than, along a row.
+  bool prefers_columns() const {
+    if (plain_ == nullptr) return false;
+    const std::size_t rank = plain_->strides.size();
+    return plain_->strides[rank - 2] == 1 && plain_->strides[rank - 1] != 1;
+  }
+
+  // `count` elements from `index` along the last axis (or, with `down`, the one before it).
+  void read(const Dims& index, bool down, std::int64_t count, T* out) {
+    if (plain_ != nullptr) {
+      const std::size_t axis = plain_->strides.size() - (down ? 2 : 1);
+      const std::int64_t first = plain_->offset + offset_of(index, plain_->strides);
+      load_elements(kernels_, roots_[static_cast<std::size_t>(plain_->root)], plain_->dtype, first,
+                    plain_->strides[axis], count, out);
+    } else if (operand_.wide) {
+      evaluate<double>(index, count, out);
+    } else {
+      evaluate<float>(index, count, out);
+    }
+  }
+
+ private:
+  template <typename E>
+  void evaluate(Dims index, std::int64_t count, T* out) {
+    Evaluator<E> evaluator{kernels_, operand_, roots_, scratch_};
+    for (std::int64_t done = 0; done < count; done += kChunk) {
+      const std::int64_t n = std::min(kChunk, count - done);
+      const E* values = evaluator.run(index, n);
+      for (std::int64_t i = 0; i < n; ++i) {
+        if constexpr (std::is_integral_v<T>) {
+          out[done + i] = static_cast<T>(static_cast<std::int64_t>(values[i]));
+        } else {
+          out[done + i] = static_cast<T>(values[i]);
+        }
+      }
+      index.back() += n;
+    }
+  }
+
+  const Kernels& kernels_;
+  const Expression& operand_;
+  const std::vector<std::byte*>& roots_;
+  std::byte* scratch_;
+  const Location* plain_;
+};
+
+// Packs lines of `length` elements into one panel: packed[step * width + line].
+template <typename T>
+void interleave(const T* lines, std::int64_t line_stride, std::int64_t line_count,
+                std::int64_t width, std::int64_t length, T* packed) {
+  if (line_count < width) std::fill(packed, packed + width * length, T{0});
+  for (std::int64_t step = 0; step < length; ++step) {
+    for (std::int64_t line = 0; line < line_count; ++line) {
+      packed[step * width + line] = lines[line * line_stride + step];
+    }
+  }
+}
+
+template <typename T>
+class Matmul {
+ public:
+  Matmul(const Kernels& kernels, const MatmulStep& step, const std::vector<std::byte*>& roots,
+         std::byte* workspace)
+      : kernels_{kernels}, step_{step}, roots_{roots}, shape_{shape_of(step)},
+        mr_{kernels.mr}, nr_{kernels.product<T>().nr}, tile_{kernels.tile},
+        b_packed_{reinterpret_cast<T*>(workspace)} {}
+
+  static std::size_t workspace(const Kernels& kernels, const MatmulStep& step) {
+    const Shape shape = shape_of(step);
+    if (shape.batch * shape.m * shape.n == 0) return 0;
+    const std::int64_t columns =
+        std::min(kBlockColumns, round_up(shape.n, kernels.product<T>().nr));
+    return bytes_of(std::max<std::int64_t>(shape.k, 1) * columns, sizeof(T));
+  }
+
+  Status run() {
+    if (shape_.batch * shape_.m * shape_.n == 0) return {};
+    for (std::int64_t first = 0; first < shape_.n; first += kBlockColumns) {
+      const std::int64_t columns = std::min(kBlockColumns, shape_.n - first);
+      for (std::int64_t batch = 0; batch < shape_.batch;) {
+        // Matrices of C in a row that share B.
+        const Dims b_index = operand_index(batch, step_.epilogue.shape, step_.b.shape);
+        std::int64_t end = batch + 1;
+        while (end < shape_.batch &&
+               operand_index(end, step_.epilogue.shape, step_.b.shape) == b_index) {
+          ++end;
+        }
+        LAWSON_CHECK(pack_b(b_index, first, columns));
+        LAWSON_CHECK(multiply(batch, end, first, columns));
+        batch = end;
+      }
+    }
+    return {};
+  }
+
+ private:
+  // ---- B: panels of nr columns, all of k each, one after the other ----
+
+  Status pack_b(const Dims& matrix, std::int64_t first, std::int64_t columns) {
+    const std::int64_t panels = blocks(columns, nr_);
+    const std::int64_t steps = blocks(shape_.k, kBlockDepth);
+    const std::size_t lines = bytes_of(kBlockDepth * nr_, sizeof(T));
+    // Along rows several panels at once, so that expressions are evaluated in long runs.
+    const std::int64_t group = std::max<std::int64_t>(1, kChunk / nr_);
+    const std::int64_t groups = blocks(panels, group);
+    return parallel_for(
+        groups * steps, lines + evaluator_scratch(step_.b),
+        [&](std::int64_t task, std::byte* scratch) {
+          Reader<T> reader{kernels_, step_.b, roots_, scratch + lines};
+          T* buffer = reinterpret_cast<T*>(scratch);
+          Dims index = matrix;
+          std::int64_t& row = index[index.size() - 2];
+          std::int64_t& column = index[index.size() - 1];
+          const std::int64_t k_first = task % steps * kBlockDepth;
+          const std::int64_t depth = std::min(kBlockDepth, shape_.k - k_first);
+          const std::int64_t panel_first = task / steps * group;
+          const std::int64_t panel_end = std::min(panels, panel_first + group);
+          if (reader.prefers_columns()) {
+            for (std::int64_t panel = panel_first; panel < panel_end; ++panel) {
+              const std::int64_t width = std::min<std::int64_t>(nr_, columns - panel * nr_);
+              for (std::int64_t j = 0; j < width; ++j) {
+                row = k_first;
+                column = first + panel * nr_ + j;
+                reader.read(index, true, depth, buffer + j * kBlockDepth);
+              }
+              interleave(buffer, kBlockDepth, width, nr_, depth, b_panel(panel, k_first));
+            }
+            return;
+          }
+          const std::int64_t width =
+              std::min(columns, panel_end * nr_) - panel_first * nr_;
+          const std::int64_t padded = (panel_end - panel_first) * nr_;
+          std::fill(buffer + width, buffer + padded, T{0});
+          column = first + panel_first * nr_;
+          for (std::int64_t k = k_first; k < k_first + depth; ++k) {
+            row = k;
+            reader.read(index, false, width, buffer);
+            for (std::int64_t panel = panel_first; panel < panel_end; ++panel) {
+              const T* from = buffer + (panel - panel_first) * nr_;
+              std::copy(from, from + nr_, b_panel(panel, k));
+            }
+          }
+        });
+  }
+
+  T* b_panel(std::int64_t panel, std::int64_t k) {
+    return b_packed_ + (panel * shape_.k + k) * nr_;
+  }
+
+  // ---- C ----
+
+  // Columns that one task computes: all, or fewer where there are too few blocks of rows for all
+  // threads.
+  std::int64_t task_columns(std::int64_t row_blocks, std::int64_t columns) const {
+    const std::int64_t wanted = 4 * std::int64_t{thread_count()};
+    const std::int64_t parts = std::max<std::int64_t>(1, wanted / row_blocks);
+    return std::min(columns, round_up(std::max(blocks(columns, parts), kChunk), nr_));
+  }
+
+  Status multiply(std::int64_t batch_first, std::int64_t batch_end, std::int64_t first,
+                  std::int64_t columns) {
+    const std::int64_t row_blocks = blocks(shape_.m, tile_);
+    const std::int64_t all_rows = (batch_end - batch_first) * row_blocks;
+    const bool serial = step_.epilogue.shares_bytes();
+    const std::int64_t width = serial ? columns : task_columns(all_rows, columns);
+    const std::int64_t parts = blocks(columns, width);
+    const std::int64_t tasks = all_rows * parts;
+    const std::int64_t per_call = serial ? tasks : 1;
+    return parallel_for(tasks / per_call, block_scratch(width),
+                        [&](std::int64_t call, std::byte* scratch) {
+                          for (std::int64_t t = 0; t < per_call; ++t) {
+                            const std::int64_t task = call * per_call + t;
+                            const std::int64_t rows = task / parts;
+                            const std::int64_t start = task % parts * width;
+                            block(batch_first + rows / row_blocks, rows % row_blocks * tile_,
+                                  first, start, std::min(width, columns - start), width, scratch);
+                          }
+                        });
+  }
+
+  std::size_t c_bytes(std::int64_t width) const {
+    return bytes_of(tile_ * round_up(width, nr_), sizeof(T));
+  }
+  std::size_t a_bytes() const { return bytes_of(tile_ * kBlockDepth, sizeof(T)); }
+  std::size_t line_bytes() const { return bytes_of(mr_ * kBlockDepth, sizeof(T)); }
+  static constexpr std::size_t kRowBytes = static_cast<std::size_t>(kChunk) * sizeof(double);
+
+  std::size_t block_scratch(std::int64_t width) const {
+    return c_bytes(width) + a_bytes() + line_bytes() + kRowBytes +
+           std::max(evaluator_scratch(step_.a), evaluator_scratch(step_.epilogue));
+  }
+
+  // Rows [row, row + tile) and columns [start, start + columns) of the packed ones, which begin at
+  // column `first` of C.
+  void block(std::int64_t batch, std::int64_t row, std::int64_t first, std::int64_t start,
+             std::int64_t columns, std::int64_t width, std::byte* scratch) {
+    T* c = reinterpret_cast<T*>(scratch);
+    T* a = reinterpret_cast<T*>(scratch += c_bytes(width));
+    T* lines = reinterpret_cast<T*>(scratch += a_bytes());
+    std::byte* row_buffer = scratch += line_bytes();
+    std::byte* evaluator = scratch += kRowBytes;
+
+    const std::int64_t rows = std::min<std::int64_t>(tile_, shape_.m - row);
+    TileProduct<T> product;
+    product.c = c;
+    product.ldc = round_up(width, nr_);
+    product.a = a;
+    product.m = round_up(rows, mr_);
+    product.n = round_up(columns, nr_);
+    product.b_panel = shape_.k * nr_;
+    Reader<T> reader{kernels_, step_.a, roots_, evaluator};
+    std::int64_t k = 0;
+    do {
+      const std::int64_t depth = std::min(kBlockDepth, shape_.k - k);
+      pack_a(reader, batch, row, rows, k, depth, lines, a);
+      product.a_panel = mr_ * depth;
+      product.b = b_panel(start / nr_, k);
+      product.k = depth;
+      product.accumulate = k > 0;
+      kernels_.product<T>().product[static_cast<int>(AForm::packed)](product);
+      k += kBlockDepth;
+    } while (k < shape_.k);
+
+    if (step_.epilogue.wide) {
+      epilogue<double>(batch, row, rows, first + start, columns, c, product.ldc, row_buffer,
+                       evaluator);
+    } else {
+      epilogue<float>(batch, row, rows, first + start, columns, c, product.ldc, row_buffer,
+                      evaluator);
+    }
+  }
+
+  void pack_a(Reader<T>& reader, std::int64_t batch, std::int64_t row, std::int64_t rows,
+              std::int64_t k, std::int64_t depth, T* lines, T* a) {
+    Dims index = operand_index(batch, step_.epilogue.shape, step_.a.shape);
+    std::int64_t& index_row = index[index.size() - 2];
+    index.back() = k;
+    for (std::int64_t done = 0; done < rows; done += mr_, a += mr_ * depth) {
+      const std::int64_t count = std::min<std::int64_t>(mr_, rows - done);
+      if (reader.prefers_columns()) {
+        std::fill(a, a + mr_ * depth, T{0});
+        index_row = row + done;
+        for (std::int64_t step = 0; step < depth; ++step) {
+          index.back() = k + step;
+          reader.read(index, true, count, a + step * mr_);
+        }
+        continue;
+      }
+      for (std::int64_t i = 0; i < count; ++i) {
+        index_row = row + done + i;
+        reader.read(index, false, depth, lines + i * kBlockDepth);
+      }
+      interleave(lines, kBlockDepth, count, mr_, depth, a);
+    }
+  }
+
+  template <typename E>
+  void epilogue(std::int64_t batch, std::int64_t row, std::int64_t rows, std::int64_t column,
+                std::int64_t columns, const T* c, std::int64_t ldc, std::byte* row_buffer,
+                std::byte* scratch) {
+    Evaluator<E> evaluator{kernels_, step_.epilogue, roots_, scratch};
+    Dims index = operand_index(batch, step_.epilogue.shape, step_.epilogue.shape);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      for (std::int64_t done = 0; done < columns; done += kChunk) {
+        const std::int64_t n = std::min(kChunk, columns - done);
+        const T* sums = c + i * ldc + done;
+        index[index.size() - 2] = row + i;
+        index.back() = column + done;
+        if constexpr (std::is_same_v<T, E>) {
+          evaluator.run(index, n, sums);
+        } else {
+          E* converted = reinterpret_cast<E*>(row_buffer);
+          for (std::int64_t j = 0; j < n; ++j) {
+            if constexpr (std::is_integral_v<T>) {
+              converted[j] = static_cast<E>(static_cast<std::int32_t>(sums[j]));
+            } else {
+              converted[j] = static_cast<E>(sums[j]);
+            }
+          }
+          evaluator.run(index, n, converted);
+        }
+      }
+    }
+  }
+
+  const Kernels& kernels_;
+  const MatmulStep& step_;
+  const std::vector<std::byte*>& roots_;
+  const Shape shape_;
+  const std::int64_t mr_;
+  const std::int64_t nr_;
+  const std::int64_t tile_;
+  T* b_packed_;
+};
+
+}  // namespace
+
+std::size_t matmul_workspace(const Kernels& kernels, const MatmulStep& step) {
+  switch (step.compute) {
+    case MatmulStep::Compute::f32: return Matmul<float>::workspace(kernels, step);
+    case MatmulStep::Compute::f64: return Matmul<double>::workspace(kernels, step);
+    case MatmulStep::Compute::i32: return Matmul<std::uint32_t>::workspace(kernels, step);
+  }
+  return 0;
+}
+
+Status run_matmul(const Kernels& kernels, const MatmulStep& step,
+                  const std::vector<std::byte*>& roots, std::byte* workspace) {
+  switch (step.compute) {
+    case MatmulStep::Compute::f32: return Matmul<float>{kernels, step, roots, workspace}.run();
+    case MatmulStep::Compute::f64: return Matmul<double>{kernels, step, roots, workspace}.run();
+    case MatmulStep::Compute::i32:
+      return Matmul<std::uint32_t>{kernels, step, roots, workspace}.run();
+  }
+  return {};
+}
+
+}  // namespace lawson::cpu

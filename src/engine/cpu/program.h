@@ -1,0 +1,90 @@
+// What a graph becomes: a list of steps over known pieces of memory. Pointwise ops join the step
+// that produces their operand where they can: a matmul's epilogue, another pointwise group, or the
+// operand of the matmul or reduction that reads them. Views (reshape, transpose, slice, broadcast)
+// become strides.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+#include "engine/cpu/expression.h"
+#include "engine/cpu/kernels.h"
+#include "ir/graph.h"
+
+namespace lawson::cpu {
+
+struct PointwiseStep {
+  Expression expression;
+};
+
+// C[batch, m, n] = A[batch, m, k] B[batch, k, n]. An operand is read element by element from the
+// result of an expression over its own shape; the epilogue runs over the shape of C.
+struct MatmulStep {
+  enum class Compute : std::uint8_t { f32, f64, i32 };
+  Compute compute = Compute::f32;
+  Expression a;
+  Expression b;
+  Expression epilogue;
+  std::int64_t k = 0;
+};
+
+struct ReduceStep {
+  ir::ReduceKind kind{};
+  Expression operand;
+  std::vector<bool> reduced;  // per axis of the operand
+  Location to;                // strides per axis of the operand, 0 where reduced
+};
+
+// Attention or its backward: the node's operands and results, in its slots.
+struct AttentionStep {
+  std::int32_t node = 0;
+  struct Slot {
+    bool present = false;
+    Location at;
+  };
+  std::vector<Slot> inputs;
+  std::vector<Slot> outputs;
+};
+
+using Step = std::variant<PointwiseStep, MatmulStep, ReduceStep, AttentionStep>;
+
+struct Program {
+  ir::Graph graph;
+  const Kernels* kernels = nullptr;
+  std::vector<Step> steps;
+
+  // Roots below graph.tensors.size() are that tensor's; the others are ours.
+  struct Memory {
+    std::int64_t bytes = 0;   // of workspace; 0 for inputs and outputs, which the caller binds
+    std::int64_t offset = 0;
+    int first_step = -1;
+    int last_step = -1;
+  };
+  std::vector<Memory> memory;
+  std::vector<Root> step_memory;  // per step: its own workspace, or -1
+  std::int64_t workspace_bytes = 0;
+};
+
+// The program of a graph for given kernels. Every graph has one.
+Program make_program(const ir::Graph& graph, const Kernels& kernels);
+
+// Runs it. `roots` has the caller's addresses of inputs and outputs; `workspace` is aligned.
+Status run_program(const Program& program, std::vector<std::byte*> roots, std::byte* workspace);
+
+// ---- the steps' own files ----------------------------------------------------------------------
+
+// Bytes of workspace that a step needs for itself while it runs.
+std::size_t matmul_workspace(const Kernels& kernels, const MatmulStep& step);
+std::size_t attention_workspace(const Kernels& kernels, const ir::Graph& graph,
+                                const AttentionStep& step);
+
+Status run_matmul(const Kernels& kernels, const MatmulStep& step,
+                  const std::vector<std::byte*>& roots, std::byte* workspace);
+Status run_reduce(const Kernels& kernels, const ReduceStep& step,
+                  const std::vector<std::byte*>& roots);
+Status run_attention(const Kernels& kernels, const ir::Graph& graph, const AttentionStep& step,
+                     const std::vector<std::byte*>& roots, std::byte* workspace);
+
+}  // namespace lawson::cpu
