@@ -1,0 +1,63 @@
+// The verbs, and what they have in common.
+#pragma once
+
+#include <CLI/App.hpp>
+#include <CLI/Config.hpp>
+#include <CLI/Formatter.hpp>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "api.h"
+
+namespace lawson::cli {
+
+// One call of the tool: filled by the command line, run by main.
+struct Session {
+  bool json = false;
+  std::vector<std::string> cudnn;  // --cudnn
+  bool several_cudnn = false;      // may the verb be given more than one?
+  std::function<int()> action;     // of the verb that was named; returns the exit code
+};
+
+// A verb with the options that all have.
+CLI::App* add_verb(CLI::App& app, Session& session, const std::string& name,
+                   const std::string& description, const std::string& example);
+
+void add_targets(CLI::App& app, Session& session);
+void add_check(CLI::App& app, Session& session);
+void add_probe(CLI::App& app, Session& session);
+void add_explain(CLI::App& app, Session& session);
+void add_compile(CLI::App& app, Session& session);
+void add_run(CLI::App& app, Session& session);
+void add_print(CLI::App& app, Session& session);
+void add_info(CLI::App& app, Session& session);
+
+// Options that several verbs share.
+void add_target_option(CLI::App* verb, std::vector<std::string>& targets,
+                       const std::string& fallback);
+void add_model_options(CLI::App* verb, struct ModelOptions& options);
+
+// --json: the one document on standard output.
+void emit(const Json& document);
+
+struct Target {
+  std::string name;
+  Device device;
+};
+
+// The named devices; when none is named this machine's GPUs, and without one `fallback`.
+std::vector<Target> resolve_targets(const std::vector<std::string>& given,
+                                    const std::vector<std::string>& fallback);
+
+// A verdict's line and details for people, as probe and explain show it.
+std::string verdict_text(const Json& verdict, const std::string& subject);
+// " supported", "unsupported", ... in its colour.
+std::string verdict_word(const Json& verdict);
+// Exit code of one verdict: 0 supported, 1 unsupported, 3 undecided or an error.
+int exit_code_of(const Json& verdict);
+// Of several: what went wrong (3, 2) wins over "no" (1), and that over undecided (3).
+int worst_exit_code(const std::vector<Json>& verdicts);
+
+}  // namespace lawson::cli
