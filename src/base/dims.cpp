@@ -4,6 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <limits>
 
 namespace lawson {
 
@@ -22,7 +23,10 @@ Dims contiguous_strides(const Dims& shape) {
   std::int64_t stride = 1;
   for (std::size_t i = shape.size(); i-- > 0;) {
     strides[i] = stride;
-    stride *= std::max<std::int64_t>(shape[i], 1);
+    // Of a shape that overflows the strides mean nothing, but their size is still asked for.
+    if (__builtin_mul_overflow(stride, std::max<std::int64_t>(shape[i], 1), &stride)) {
+      stride = std::numeric_limits<std::int64_t>::max();
+    }
   }
   return strides;
 }
@@ -37,6 +41,7 @@ std::optional<std::int64_t> storage_extent(const Dims& shape, const Dims& stride
       return std::nullopt;
     }
   }
+  if (last == std::numeric_limits<std::int64_t>::max()) return std::nullopt;
   return last + 1;
 }
 

@@ -15,6 +15,31 @@ std::string shown(const Json& value) {
   return text;
 }
 
+// Names come from the document too, and may be anything.
+std::string shortened(std::string_view name) {
+  return name.size() <= 80 ? std::string{name} : fmt::format("{}...", name.substr(0, 77));
+}
+
+// Counts brackets outside of strings. Up to a document's first syntax error this is its depth.
+bool is_deeper_than(std::string_view text, int limit) {
+  int depth = 0;
+  bool in_string = false;
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      in_string = c != '"';
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      if (++depth > limit) return true;
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return false;
+}
+
 std::size_t edit_distance(std::string_view a, std::string_view b) {
   std::vector<std::size_t> row(b.size() + 1);
   for (std::size_t j = 0; j <= b.size(); ++j) row[j] = j;
@@ -37,17 +62,11 @@ Result<Json> parse_json(std::string_view text, const std::string& source) {
     return invalid("{}: the document has {} bytes; at most {} are read", source, text.size(),
                    kMaxDocumentBytes);
   }
-  bool too_deep = false;
-  const auto limit_depth = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > kMaxDocumentDepth) too_deep = true;
-    return !too_deep;
-  };
+  if (is_deeper_than(text, kMaxDocumentDepth)) {
+    return invalid("{}: nested deeper than {} levels", source, kMaxDocumentDepth);
+  }
   try {
-    Json document = Json::parse(text, limit_depth);
-    if (too_deep) {
-      return invalid("{}: nested deeper than {} levels", source, kMaxDocumentDepth);
-    }
-    return document;
+    return Json::parse(text);
   } catch (const Json::exception& e) {
     // nlohmann's text starts with an id in brackets; what follows says line, column and cause.
     std::string_view what = e.what();
@@ -100,7 +119,7 @@ std::string ObjectReader::path_of(const std::string& field) const {
 }
 
 Error ObjectReader::fail(const std::string& field, std::string_view message) const {
-  return invalid("{}: field '{}': {}", source_, path_of(field), message);
+  return invalid("{}: field '{}': {}", source_, shortened(path_of(field)), message);
 }
 
 Error ObjectReader::fail_value(const std::string& field, const Json& value,
