@@ -13,10 +13,14 @@ std::string kind_of(lawson_status status) {
 
 int exit_code_of(lawson_status status) {
   switch (status) {
-    case LAWSON_OK: return kExitOk;
-    case LAWSON_UNSUPPORTED: return kExitNo;
-    case LAWSON_INVALID_ARGUMENT: return kExitInput;
-    default: return kExitEnvironment;
+    case LAWSON_OK:
+      return kExitOk;
+    case LAWSON_UNSUPPORTED:
+      return kExitNo;
+    case LAWSON_INVALID_ARGUMENT:
+      return kExitInput;
+    default:
+      return kExitEnvironment;
   }
 }
 
@@ -25,13 +29,17 @@ int exit_code_of(lawson_status status) {
 Failure::Failure(std::string kind, int exit_code, std::string message)
     : kind_{std::move(kind)}, exit_code_{exit_code}, message_{std::move(message)} {}
 
-Json Failure::json() const { return {{"kind", kind_}, {"message", message_}}; }
+Json Failure::json() const {
+  return {{"kind", kind_}, {"message", message_}};
+}
 
 Failure bad_input(std::string message) {
   return {"invalid_argument", kExitInput, std::move(message)};
 }
 
-Failure bad_usage(std::string message) { return {"usage", kExitInput, std::move(message)}; }
+Failure bad_usage(std::string message) {
+  return {"usage", kExitInput, std::move(message)};
+}
 
 Failure last_failure(lawson_status status) {
   return {kind_of(status), exit_code_of(status), lawson_last_error_message()};

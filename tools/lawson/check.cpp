@@ -24,7 +24,7 @@ const std::vector<std::string> kDefaultTargets{"a100", "l40s", "h200", "b200"};
 
 // Neighbours of one "no" that are probed at most; after the budget only those cells that would
 // otherwise have no probed neighbour at all are still explained.
-constexpr std::size_t kNeighbourLimit = 6;
+constexpr std::size_t kNeighbourLimit = 20;
 constexpr double kNeighbourBudgetSeconds = 15;
 
 struct CheckArguments {
@@ -94,8 +94,8 @@ class Checker {
     std::atomic<bool> answered{false};
     Progress progress("judging", count);
     run_tasks(count, [&](std::size_t i) {
-      const auto [question, target] = std::div(static_cast<long>(i),
-                                               static_cast<long>(targets_.size()));
+      const auto [question, target] =
+          std::div(static_cast<long>(i), static_cast<long>(targets_.size()));
       CheckCell& cell = at({static_cast<std::size_t>(question), static_cast<std::size_t>(target)});
       try {
         cell.verdict = probe(questions_[static_cast<std::size_t>(question)].spec,
@@ -128,31 +128,30 @@ class Checker {
     try {
       const Json answer = json_of(lawson_explain, questions_[index.first].spec.get(),
                                   targets_[index.second].device.get(), &options, kNeighbourLimit);
+      cell.tried += answer.value("probed", std::size_t{0});
+      probes_ += answer.value("probed", std::size_t{0});
       for (const Json& neighbour : answer.value("neighbours", Json::array())) {
-        ++probes_;
-        const bool known = std::any_of(
-            cell.neighbours.begin(), cell.neighbours.end(), [&](const Json& other) {
-              return other["change"] == neighbour["change"] ||
-                     (neighbour["kind"] == "target" &&
-                      other["verdict"].value("target", "") ==
-                          neighbour["verdict"].value("target", ""));
+        const bool known =
+            std::any_of(cell.neighbours.begin(), cell.neighbours.end(), [&](const Json& other) {
+              return other["verdict"]["target"] == neighbour["verdict"]["target"] &&
+                     other["change"] == neighbour["change"];
             });
         if (!known) cell.neighbours.push_back(neighbour);
       }
     } catch (const Failure& failure) {
-      print_warning(fmt::format("no neighbours of a refusal on {}: {}",
-                                targets_[index.second].name, failure.what()));
+      print_warning(fmt::format("no neighbours of a refusal on {}: {}", targets_[index.second].name,
+                                failure.what()));
     }
   }
 
   // The nearest target of this check that takes the same workload: probed already.
   void share_targets() {
-    const std::map<std::string, double> capabilities = compute_capabilities();
-    const auto distance = [&](std::size_t a, std::size_t b) {
-      const auto x = capabilities.find(targets_[a].name);
-      const auto y = capabilities.find(targets_[b].name);
-      return x == capabilities.end() || y == capabilities.end() ? 100.0
-                                                                : std::abs(x->second - y->second);
+    std::map<std::string, Json> devices;
+    for (Json& device : json_of(lawson_devices_json)) devices[device.value("name", "")] = device;
+    const auto capability = [&](std::size_t t) {
+      return std::strtod(
+          devices[targets_[t].name].value("compute_capability", std::string{"99"}).c_str(),
+          nullptr);
     };
     for (std::size_t q = 0; q < questions_.size(); ++q) {
       for (std::size_t t = 0; t < targets_.size(); ++t) {
@@ -162,25 +161,22 @@ class Checker {
         std::optional<std::size_t> best;
         for (std::size_t other = 0; other < targets_.size(); ++other) {
           if (decision_of(at({q, other}).verdict) != "supported") continue;
-          if (!best || distance(t, other) < distance(t, *best)) best = other;
+          if (!best || std::abs(capability(t) - capability(other)) <
+                           std::abs(capability(t) - capability(*best))) {
+            best = other;
+          }
         }
-        if (best) {
-          cell.neighbours.push_back({{"change", "target " + targets_[*best].name},
-                                     {"field", "target"},
-                                     {"kind", "target"},
-                                     {"verdict", at({q, *best}).verdict}});
-        }
+        cell.tried = targets_.size() - 1;
+        if (!best) continue;
+        const std::string& name = targets_[*best].name;
+        cell.neighbours.push_back({{"change", "on " + devices[name].value("title", name)},
+                                   {"field", "target"},
+                                   {"kind", "target"},
+                                   {"target", name},
+                                   {"exact", true},
+                                   {"verdict", at({q, *best}).verdict}});
       }
     }
-  }
-
-  static std::map<std::string, double> compute_capabilities() {
-    std::map<std::string, double> out;
-    for (const Json& device : json_of(lawson_devices_json)) {
-      const auto text = device.value("compute_capability", std::string{});
-      if (!text.empty()) out[device.value("name", "")] = std::strtod(text.c_str(), nullptr);
-    }
-    return out;
   }
 
   // The "no" cells to explain, those first that tell most: one per distinct reason, then one per
@@ -281,10 +277,9 @@ Json report_json(const Check& check) {
 
 void add_check(CLI::App& app, Session& session) {
   auto arguments = std::make_shared<CheckArguments>();
-  CLI::App* verb =
-      add_verb(app, session, "check",
-               "what of a model fuses, on which GPU, why not, and what to change",
-               "lawson check examples/models/llama-3.1-8b.json --target a100,h200 --seqlen 8192");
+  CLI::App* verb = add_verb(
+      app, session, "check", "what of a model fuses, on which GPU, why not, and what to change",
+      "lawson check examples/models/llama-3.1-8b.json --target a100,h200 --seqlen 8192");
   verb->add_option("model", arguments->models,
                    "a model's config.json (Hugging Face form), its folder, or a spec file")
       ->required()

@@ -26,8 +26,9 @@ struct CheckModel {
 
 // What is known of one question on one target.
 struct CheckCell {
-  Json verdict;     // the library's, or {"error": {"kind", "message"}}
-  Json neighbours;  // probed ones, as lawson_explain lists them; only where it is a "no"
+  Json verdict;           // the library's, or {"error": {"kind", "message"}}
+  Json neighbours;        // those that fuse, as lawson_explain lists them; only where it is a "no"
+  std::size_t tried = 0;  // neighbours probed
 };
 
 struct Check {
@@ -49,7 +50,8 @@ std::string decision_of(const Json& verdict);
 // The table, the reasons, the neighbours; for people.
 std::string report_text(const Check& check);
 
-// What a workload computes, in a few words: "32/8 heads d128 4096x4096 causal", "4096x4096x6144 +add".
+// What a workload computes, in a few words: "32/8 heads d128 4096x4096 causal", "4096x4096x6144
+// +add".
 std::string describe_spec(const Json& spec);
 
 // One {"model", "targets", "workloads"} per model; a list when there are several.

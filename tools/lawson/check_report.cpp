@@ -34,10 +34,9 @@ std::string describe_attention(const Json& spec) {
   const std::int64_t heads = number("heads", 1);
   const std::int64_t d = number("head_dim_qk", 1);
   const std::int64_t q = number("seqlen_q", 1);
-  std::vector<std::string> parts{
-      fmt::format("{}×{}", q, number("seqlen_kv", q)),
-      fmt::format("h{}", pair_text(heads, number("kv_heads", heads))),
-      fmt::format("d{}", pair_text(d, number("head_dim_v", d)))};
+  std::vector<std::string> parts{fmt::format("{}×{}", q, number("seqlen_kv", q)),
+                                 fmt::format("h{}", pair_text(heads, number("kv_heads", heads))),
+                                 fmt::format("d{}", pair_text(d, number("head_dim_v", d)))};
   if (const std::int64_t batch = number("batch", 1); batch != 1) {
     parts.insert(parts.begin(), fmt::format("b{}", batch));
   }
@@ -94,7 +93,8 @@ std::string describe_graph(const Json& spec) {
                      fmt::join(others, " "));
 }
 
-// ---- reasons -------------------------------------------------------------------------------------
+// ---- reasons
+// -------------------------------------------------------------------------------------
 
 struct Use {
   std::size_t row;
@@ -206,12 +206,13 @@ std::vector<Change> changes_of(const Check& check, const Footnote& footnote) {
   std::vector<Change> changes;
   for (const Use& use : footnote.uses) {
     for (const Json& neighbour : check.cell(check.rows[use.row], use.target).neighbours) {
-      const auto text = neighbour.value("change", std::string{});
+      const bool is_target = neighbour.value("kind", "") == "target";
+      const auto text = is_target ? "on " + neighbour["verdict"].value("target", std::string{})
+                                  : neighbour.value("change", std::string{});
       auto it = std::find_if(changes.begin(), changes.end(),
                              [&](const Change& change) { return change.text == text; });
       if (it == changes.end()) {
-        it = changes.insert(changes.end(),
-                            Change{text, neighbour.value("kind", "") == "target", {}, 0});
+        it = changes.insert(changes.end(), Change{text, is_target, {}, 0});
       }
       if (decision_of(neighbour["verdict"]) == "supported") {
         it->helps.insert(use.target);
@@ -237,22 +238,19 @@ std::string help_text(const Check& check, const Footnote& footnote,
     if (change.helped == 0 || shown == kNeighboursShown) break;
     // On another target, or where it helps on all: nothing to add.
     const bool everywhere = change.is_target || change.helps == targets;
-    out += paragraph("      " + paint("✓ ", Style::good),
-                     change.text + (everywhere ? ": fuses"
-                                               : ": fuses on " + targets_text(check, change.helps)));
+    out += paragraph(
+        "      " + paint("✓ ", Style::good),
+        change.text + (everywhere ? ": fuses" : ": fuses on " + targets_text(check, change.helps)));
     ++shown;
   }
-  if (shown == 0 && !changes.empty()) {
-    std::vector<std::string> tried;
-    for (const Change& change : changes) {
-      if (tried.size() == kNeighboursShown) break;
-      tried.push_back(change.text);
-    }
-    out += paragraph("      ", fmt::format("{} probed, none fuses: {}",
-                                           counted(changes.size(), "change"),
-                                           fmt::join(tried, "; ")));
+  if (shown > 0) return out;
+  std::size_t tried = 0;
+  for (const Use& use : footnote.uses) {
+    tried = std::max(tried, check.cell(check.rows[use.row], use.target).tried);
   }
-  return out;
+  return tried == 0 ? out
+                    : paragraph("      ", fmt::format("{} probed, none fuses",
+                                                      counted(tried, "nearby change")));
 }
 
 std::string reasons_text(const Check& check, const Footnotes& footnotes) {
@@ -266,8 +264,8 @@ std::string reasons_text(const Check& check, const Footnotes& footnotes) {
       targets.insert(use.target);
     }
     out += '\n' + paragraph(fmt::format("  {:>2}  ", n + 1), footnote.message);
-    out += paragraph("      ", fmt::format("{} · {}", targets_text(check, targets),
-                                           rows_text(check, rows)));
+    out += paragraph("      ",
+                     fmt::format("{} · {}", targets_text(check, targets), rows_text(check, rows)));
     out += help_text(check, footnote, targets);
   }
   return out;
@@ -299,11 +297,11 @@ Table table_of(const Check& check, const Footnotes& footnotes) {
     if (row.model != model) {
       model = row.model;
       const CheckModel& of = check.models[model];
-      table.section(of.name, of.model_type.empty()
-                                 ? ""
-                                 : fmt::format("{} · {}", of.model_type,
-                                               counted(static_cast<std::size_t>(of.layers),
-                                                       "layer")));
+      table.section(of.name,
+                    of.model_type.empty()
+                        ? ""
+                        : fmt::format("{} · {}", of.model_type,
+                                      counted(static_cast<std::size_t>(of.layers), "layer")));
     }
     std::vector<Cell> cells{{row.name},
                             {row.group == "spec" ? "" : fmt::format("{}", row.layers)},

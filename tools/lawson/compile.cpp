@@ -29,9 +29,9 @@ struct Work {
 };
 
 struct Outcome {
-  Plan plan;            // null when it does not fuse or failed
-  Json reasons;         // when it does not fuse
-  Json error;           // when it failed
+  Plan plan;     // null when it does not fuse or failed
+  Json reasons;  // when it does not fuse
+  Json error;    // when it failed
   std::size_t bytes = 0;
   double seconds = 0;
 };
@@ -219,8 +219,8 @@ class Compiler {
     const lawson_options options = options_.c();
     const Verdict verdict =
         work.graph ? make<Verdict>(lawson_probe, work.graph.get(), target.device.get(), &options)
-                   : make<Verdict>(lawson_probe_spec, specs_[work.spec].get(),
-                                   target.device.get(), &options);
+                   : make<Verdict>(lawson_probe_spec, specs_[work.spec].get(), target.device.get(),
+                                   &options);
     Json reasons = json_of(lawson_verdict_json, verdict.get()).value("reasons", Json::array());
     if (reasons.empty()) reasons.push_back({{"code", "does_not_build"}, {"message", message}});
     return reasons;

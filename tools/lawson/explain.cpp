@@ -62,8 +62,8 @@ Json probe_with(const std::string& cudnn, const std::string& spec, const std::st
   write_all(input.value(), spec);
   lseek(input.value(), 0, SEEK_SET);
 
-  std::vector<std::string> words{"lawson", "probe",   "-",    "--target", target,
-                                 "--json", "--cudnn", cudnn};
+  std::vector<std::string> words{"lawson", "probe",  "-",       "--target",
+                                 target,   "--json", "--cudnn", cudnn};
   if (build) words.emplace_back("--build");
   std::vector<char*> argv;
   for (std::string& word : words) argv.push_back(word.data());
@@ -101,16 +101,16 @@ Json explain_one(const Document& document, const Spec& spec, const Target& targe
   options.engine = arguments.engine;
   if (arguments.build) options.strength = LAWSON_BUILT;
   const lawson_options c_options = options.c();
-  Json answer = json_of(lawson_explain, spec.get(), target.device.get(), &c_options,
-                        arguments.limit);
+  Json answer =
+      json_of(lawson_explain, spec.get(), target.device.get(), &c_options, arguments.limit);
   answer["spec"] = document.source;
   answer["verdict"]["spec"] = document.source;
   for (const std::string& cudnn : other_cudnn) {
     Json verdict = probe_with(cudnn, document.text, target.name, arguments.build);
     const auto version = verdict.value("cudnn_version", std::string{});
     answer["neighbours"].push_back(
-        {{"change", version.empty() ? "cuDNN of " + cudnn
-                                    : fmt::format("cuDNN {} ({})", version, cudnn)},
+        {{"change",
+          version.empty() ? "with " + cudnn : fmt::format("with cuDNN {} ({})", version, cudnn)},
          {"field", "cudnn"},
          {"kind", "cudnn"},
          {"verdict", std::move(verdict)}});
@@ -118,33 +118,44 @@ Json explain_one(const Document& document, const Spec& spec, const Target& targe
   return answer;
 }
 
-// Why a neighbour does not fuse either, or which plan it gets.
-std::string detail_of(const Json& verdict) {
-  if (verdict.contains("error")) return verdict["error"].value("message", std::string{});
-  const Json reasons = verdict.value("reasons", Json::array());
-  if (!reasons.empty()) return reasons[0].value("message", std::string{});
-  return "";
+// Another cuDNN build is listed whatever it says; other neighbours are those that fuse.
+std::string neighbour_text(const Json& neighbour) {
+  const Json& verdict = neighbour["verdict"];
+  const auto word = verdict.value("verdict", std::string{"error"});
+  std::string why;
+  if (verdict.contains("error")) {
+    why = ": " + verdict["error"].value("message", std::string{});
+  } else if (word != "supported" && !verdict["reasons"].empty()) {
+    why = ": " + verdict["reasons"][0].value("message", std::string{});
+  }
+  const std::string mark = word == "supported"   ? paint("✓", Style::good)
+                           : word == "undecided" ? paint("?", Style::warning)
+                                                 : paint("✗", Style::bad);
+  return paragraph("  " + mark + " ", neighbour.value("change", std::string{}) + why);
 }
 
 std::string explain_text(const Json& answer, const std::string& name) {
   std::string out = verdict_text(answer["verdict"], name);
-  const Json neighbours = answer.value("neighbours", Json::array());
-  if (neighbours.empty()) return out;
-  out += '\n' + paint("Nearest neighbours, each probed", Style::bold) + '\n';
-  for (const bool wanted : {true, false}) {
-    for (const Json& neighbour : neighbours) {
-      const Json& verdict = neighbour["verdict"];
-      const bool yes = verdict.value("verdict", "") == "supported";
-      if (yes != wanted) continue;
-      const std::string detail = detail_of(verdict);
-      const std::string mark = yes                                      ? paint("✓", Style::good)
-                               : verdict.value("verdict", "") == "undecided"
-                                   ? paint("?", Style::warning)
-                                   : paint("✗", Style::bad);
-      out += paragraph("  " + mark + " ", neighbour.value("change", std::string{}) +
-                                              (detail.empty() ? "" : ": " + detail));
+  const Json conditions = answer.value("conditions", Json::array());
+  if (!conditions.empty()) {
+    out += '\n' + paint("Failing conditions", Style::bold) + '\n';
+    for (const Json& condition : conditions) {
+      const auto field = condition.value("field", std::string{});
+      const bool joint = condition.value("enough", "") == "together";
+      out += paragraph(
+          fmt::format(
+              "  {}{}  ", field,
+              condition.contains("value") ? " = " + condition["value"].dump().substr(0, 40) : ""),
+          condition.value("message", std::string{}) +
+              (joint ? " (has to change together with the others)" : ""));
     }
   }
+  const Json neighbours = answer.value("neighbours", Json::array());
+  const auto probed = answer.value("probed", std::size_t{0});
+  if (probed == 0 && neighbours.empty()) return out;
+  out += '\n' + paint(fmt::format("What fuses nearby ({} probed)", probed), Style::bold) + '\n';
+  if (neighbours.empty()) out += "  nothing of it\n";
+  for (const Json& neighbour : neighbours) out += neighbour_text(neighbour);
   return out;
 }
 

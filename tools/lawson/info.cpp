@@ -7,7 +7,9 @@
 namespace lawson::cli {
 namespace {
 
-bool is_flat(const Json& value) { return !value.is_structured() || value.empty(); }
+bool is_flat(const Json& value) {
+  return !value.is_structured() || value.empty();
+}
 
 std::string scalar_text(const Json& value) {
   if (value.is_null()) return "-";

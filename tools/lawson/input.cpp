@@ -23,7 +23,9 @@ struct Descriptor {
   }
 };
 
-std::string error_text() { return std::strerror(errno); }
+std::string error_text() {
+  return std::strerror(errno);
+}
 
 std::string read_all(const std::string& source, int descriptor) {
   std::string text;
@@ -35,8 +37,8 @@ std::string read_all(const std::string& source, int descriptor) {
     if (got < 0) throw bad_input(fmt::format("{}: cannot be read ({})", source, error_text()));
     text.append(block, 0, static_cast<std::size_t>(got));
     if (text.size() > kMaxDocumentBytes) {
-      throw bad_input(
-          fmt::format("{}: larger than {} bytes, the most that is read", source, kMaxDocumentBytes));
+      throw bad_input(fmt::format("{}: larger than {} bytes, the most that is read", source,
+                                  kMaxDocumentBytes));
     }
   }
 }
@@ -76,7 +78,7 @@ class SpecDetector : public nlohmann::json_sax<Json> {
 Document read_document(const std::string& path) {
   if (path == "-") return {"<stdin>", read_all("<stdin>", STDIN_FILENO)};
   std::string source = path;
-  struct stat status{};
+  struct stat status {};
   if (stat(source.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
     source += source.ends_with('/') ? "config.json" : "/config.json";
     if (stat(source.c_str(), &status) != 0) {

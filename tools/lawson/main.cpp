@@ -53,9 +53,10 @@ int run_action(const Session& session) {
 
 int run(int argc, char** argv) {
   Session session;
-  CLI::App app{"Lawson: will this computation run as one fused GPU kernel, and why not.\n"
-               "Exit codes: 0 yes or done, 1 the answer is no, 2 bad usage or input,\n"
-               "3 the environment lacks something, an internal error, or undecided."};
+  CLI::App app{
+      "Lawson: will this computation run as one fused GPU kernel, and why not.\n"
+      "Exit codes: 0 yes or done, 1 the answer is no, 2 bad usage or input,\n"
+      "3 the environment lacks something, an internal error, or undecided."};
   app.name("lawson");
   app.set_version_flag("--version", std::string{"lawson "} + lawson_version());
   app.require_subcommand(1);

@@ -90,8 +90,8 @@ std::vector<std::int64_t> parse_shape(std::string_view text, const std::string& 
 
 std::string npy_type(const std::string& dtype) {
   static const std::map<std::string, std::string> types{
-      {"f64", "<f8"},    {"f32", "<f4"},    {"f16", "<f2"},    {"bf16", "<u2"},  {"f8e4m3", "|u1"},
-      {"f8e5m2", "|u1"}, {"f8e8m0", "|u1"}, {"f4e2m1", "|u1"}, {"i64", "<i8"},   {"i32", "<i4"},
+      {"f64", "<f8"},    {"f32", "<f4"},    {"f16", "<f2"},    {"bf16", "<u2"}, {"f8e4m3", "|u1"},
+      {"f8e5m2", "|u1"}, {"f8e8m0", "|u1"}, {"f4e2m1", "|u1"}, {"i64", "<i8"},  {"i32", "<i4"},
       {"i8", "|i1"},     {"u8", "|u1"},     {"i4", "|i1"},     {"bool", "|b1"}};
   const auto it = types.find(dtype);
   return it == types.end() ? "" : it->second;
@@ -147,8 +147,8 @@ Array read_npy(const std::string& path, std::size_t max_bytes) {
     if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(dim), &bytes)) bytes = SIZE_MAX;
   }
   if (bytes > max_bytes) {
-    throw bad_input(fmt::format("{}: shape {} is larger than expected", path,
-                                shape_text(array.shape)));
+    throw bad_input(
+        fmt::format("{}: shape {} is larger than expected", path, shape_text(array.shape)));
   }
   array.data.resize(bytes);
   file.read(reinterpret_cast<char*>(array.data.data()), static_cast<std::streamsize>(bytes));

@@ -70,9 +70,9 @@ int run_probe(const Session& session, const ProbeArguments& arguments) {
   if (arguments.build) options.strength = LAWSON_BUILT;
   if (arguments.verify) options.strength = LAWSON_VERIFIED;
   const bool host_engine = arguments.engine == "cpu" || arguments.engine == "reference";
-  const std::vector<Target> targets =
-      host_engine && arguments.targets.empty() ? resolve_targets({"cpu"}, {})
-                                               : resolve_targets(arguments.targets, {});
+  const std::vector<Target> targets = host_engine && arguments.targets.empty()
+                                          ? resolve_targets({"cpu"}, {})
+                                          : resolve_targets(arguments.targets, {});
 
   std::vector<Json> verdicts(questions.size() * targets.size());
   {

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
+#include <cctype>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -52,6 +53,18 @@ std::string anonymous_text(const Graph& graph) {
   }
   for (Json& output : document["outputs"]) rename(output["name"]);
   return document.dump();
+}
+
+// A tensor may be named anything; a file in the folder may not.
+std::string file_name(std::string_view tensor) {
+  std::string out;
+  for (const char c : tensor) {
+    const auto byte = static_cast<unsigned char>(c);
+    const bool is_plain =
+        std::isalnum(byte) != 0 || c == '_' || c == '-' || (c == '.' && !out.empty());
+    out += is_plain ? std::string(1, c) : fmt::format("%{:02X}", byte);
+  }
+  return out + ".npy";
 }
 
 // The person asked for a run where there is no device for it.
@@ -122,8 +135,10 @@ void* buffer_of(const Part& part, const lawson_tensor_info& tensor) {
 class Runner {
  public:
   explicit Runner(const RunArguments& arguments)
-      : arguments_{arguments}, document_{read_document(arguments.spec)},
-        spec_{read_spec(document_.text, document_.source)}, place_{choose_place(arguments)} {}
+      : arguments_{arguments},
+        document_{read_document(arguments.spec)},
+        spec_{read_spec(document_.text, document_.source)},
+        place_{choose_place(arguments)} {}
 
   void run() {
     const std::size_t count = lawson_spec_graph_count(spec_.get());
@@ -245,10 +260,11 @@ class Runner {
       targets.push_back(fmt::format("{} for {}", lawson_plan_engine(plan.get()), target));
     }
     if (!targets.empty()) {
-      throw bad_input(fmt::format("{}: has this graph for other places only: {}; this run is {} "
-                                  "on {}",
-                                  arguments_.plan, fmt::join(targets, ", "), place_.engine,
-                                  lawson_device_name(place_.device.get())));
+      throw bad_input(
+          fmt::format("{}: has this graph for other places only: {}; this run is {} "
+                      "on {}",
+                      arguments_.plan, fmt::join(targets, ", "), place_.engine,
+                      lawson_device_name(place_.device.get())));
     }
     throw bad_input(fmt::format("{}: has no plan of graph '{}' ({} of other graphs)",
                                 arguments_.plan, lawson_graph_name(part.graph.get()),
@@ -278,9 +294,10 @@ class Runner {
     const Json saved = manifest_tensors(folder / "manifest.json");
     for (const lawson_tensor_info& tensor : part.tensors) {
       if (tensor.is_input == 0) continue;
-      const std::string path = (folder / (std::string{tensor.name} + ".npy")).string();
+      const std::string path = (folder / file_name(tensor.name)).string();
       // Left out, a scalar keeps the spec's value; an earlier graph's outputs are computed.
-      if (!fs::exists(path, code) && (tensor.is_by_value != 0 || computed_earlier(tensor))) continue;
+      if (!fs::exists(path, code) && (tensor.is_by_value != 0 || computed_earlier(tensor)))
+        continue;
       if (saved.contains(tensor.name) && saved[tensor.name] != tensor.dtype) {
         throw bad_input(fmt::format("{}: tensor '{}' was saved as {}; expected {}",
                                     (folder / "manifest.json").string(), tensor.name,
@@ -293,8 +310,8 @@ class Runner {
                                     tensor.name));
       }
       if (array.shape != shape_of(tensor)) {
-        throw bad_input(fmt::format("{}: has shape {}; expected {}", path,
-                                    shape_text(array.shape), shape_text(shape_of(tensor))));
+        throw bad_input(fmt::format("{}: has shape {}; expected {}", path, shape_text(array.shape),
+                                    shape_text(shape_of(tensor))));
       }
       fill_tensor(tensor, buffer_of(part, tensor), array);
     }
@@ -316,8 +333,7 @@ class Runner {
     if (!fs::exists(path, code)) return out;
     const Document document = read_document(path.string());
     const Json manifest = Json::parse(document.text, nullptr, false);
-    if (!manifest.is_object() || !manifest.contains("tensors") ||
-        !manifest["tensors"].is_array()) {
+    if (!manifest.is_object() || !manifest.contains("tensors") || !manifest["tensors"].is_array()) {
       throw bad_input(fmt::format("{}: is not a manifest: expected an object with field 'tensors'",
                                   path.string()));
     }
@@ -348,7 +364,7 @@ class Runner {
     for (const Part& part : parts_) {
       for (const lawson_tensor_info& tensor : part.tensors) {
         if (!written.emplace(tensor.name, true).second) continue;
-        const std::string file = std::string{tensor.name} + ".npy";
+        const std::string file = file_name(tensor.name);
         const Array array = array_of(tensor, buffer_of(part, tensor));
         write_npy((folder / file).string(), array);
         tensors.push_back({{"name", tensor.name},
@@ -403,10 +419,11 @@ int run_run(const Session& session, const RunArguments& arguments) {
 
 void add_run(CLI::App& app, Session& session) {
   auto arguments = std::make_shared<RunArguments>();
-  CLI::App* verb = add_verb(app, session, "run",
-                            "execute a spec on generated inputs; the backward of a training pass "
-                            "gets the forward's results",
-                            "lawson run examples/specs/attention-causal.json --engine cpu --verify");
+  CLI::App* verb =
+      add_verb(app, session, "run",
+               "execute a spec on generated inputs; the backward of a training pass "
+               "gets the forward's results",
+               "lawson run examples/specs/attention-causal.json --engine cpu --verify");
   verb->add_option("spec", arguments->spec, "a spec file (docs/spec.md)")
       ->required()
       ->type_name("SPEC");
@@ -417,7 +434,8 @@ void add_run(CLI::App& app, Session& session) {
       ->type_name("NAME");
   verb->add_option("--plan", arguments->plan, "take the plans from this bundle; compile nothing")
       ->type_name("BUNDLE");
-  verb->add_flag("--verify", arguments->verify, "compare with the float64 oracle; exit 1 if not ok");
+  verb->add_flag("--verify", arguments->verify,
+                 "compare with the float64 oracle; exit 1 if not ok");
   verb->add_option("--seed", arguments->seed, "of the generated inputs (default 0)")
       ->type_name("N");
   verb->add_option("--repeat", arguments->repeat, "timed executions after one warm-up (default 5)")

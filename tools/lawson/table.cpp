@@ -16,7 +16,9 @@ void Table::column(std::string title, Align align, bool elastic) {
   columns_.push_back({std::move(title), align, elastic});
 }
 
-void Table::row(std::vector<Cell> cells) { rows_.push_back({std::move(cells), "", ""}); }
+void Table::row(std::vector<Cell> cells) {
+  rows_.push_back({std::move(cells), "", ""});
+}
 
 void Table::section(std::string title, std::string detail) {
   rows_.push_back({{}, std::move(title), std::move(detail)});
@@ -31,8 +33,8 @@ std::vector<std::size_t> Table::widths() const {
       widths[i] = std::max(widths[i], display_width(row.cells[i].text));
     }
   }
-  const std::size_t total = std::accumulate(widths.begin(), widths.end(),
-                                            kIndent + kGap * (widths.size() - 1));
+  const std::size_t total =
+      std::accumulate(widths.begin(), widths.end(), kIndent + kGap * (widths.size() - 1));
   const std::size_t screen = screen_width();
   if (total <= screen) return widths;
   const std::size_t excess = total - screen;

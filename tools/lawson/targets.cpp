@@ -32,18 +32,18 @@ std::string table_of(const Json& devices) {
     const int ordinal = device.value("ordinal", -1);
     const auto evidence = device.value("evidence", std::string{});
     const bool is_gpu = device.contains("compute_capability");
-    table.row({{device.value("name", std::string{}), Style::bold},
-               {device.value("title", std::string{})},
-               {device.value("compute_capability", std::string{})},
-               {property(device, "multiProcessorCount")},
-               {memory_of(device)},
-               {ordinal >= 0 ? fmt::format("live, cuda:{}", ordinal)
-                : !is_gpu    ? "this machine"
-                             : evidence.substr(evidence.find('-') + 1).substr(0, 9),
-                ordinal >= 0 || !is_gpu ? Style::good : Style::plain},
-               {fmt::format("{}", fmt::join(device.value("aliases", std::vector<std::string>{}),
-                                            ", ")),
-                Style::dim}});
+    table.row(
+        {{device.value("name", std::string{}), Style::bold},
+         {device.value("title", std::string{})},
+         {device.value("compute_capability", std::string{})},
+         {property(device, "multiProcessorCount")},
+         {memory_of(device)},
+         {ordinal >= 0 ? fmt::format("live, cuda:{}", ordinal)
+          : !is_gpu    ? "this machine"
+                       : evidence.substr(evidence.find('-') + 1).substr(0, 9),
+          ordinal >= 0 || !is_gpu ? Style::good : Style::plain},
+         {fmt::format("{}", fmt::join(device.value("aliases", std::vector<std::string>{}), ", ")),
+          Style::dim}});
   }
   return table.text();
 }
@@ -64,9 +64,9 @@ std::string cudnn_line(const Json& info) {
 }  // namespace
 
 void add_targets(CLI::App& app, Session& session) {
-  CLI::App* verb = add_verb(app, session, "targets",
-                            "the GPUs that can be judged for, and cuDNN as it was found",
-                            "lawson targets");
+  CLI::App* verb =
+      add_verb(app, session, "targets",
+               "the GPUs that can be judged for, and cuDNN as it was found", "lawson targets");
   verb->callback([&session] {
     session.action = [&session] {
       const Json devices = json_of(lawson_devices_json);

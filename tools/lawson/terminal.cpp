@@ -19,17 +19,25 @@ bool wants_colour(int descriptor) {
 
 const char* code_of(Style style) {
   switch (style) {
-    case Style::plain: return "";
-    case Style::bold: return "\033[1m";
-    case Style::dim: return "\033[2m";
-    case Style::good: return "\033[32m";
-    case Style::bad: return "\033[31m";
-    case Style::warning: return "\033[33m";
+    case Style::plain:
+      return "";
+    case Style::bold:
+      return "\033[1m";
+    case Style::dim:
+      return "\033[2m";
+    case Style::good:
+      return "\033[32m";
+    case Style::bad:
+      return "\033[31m";
+    case Style::warning:
+      return "\033[33m";
   }
   return "";
 }
 
-bool starts_character(char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }
+bool starts_character(char c) {
+  return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U;
+}
 
 }  // namespace
 
@@ -152,7 +160,9 @@ std::string milliseconds_text(double value) {
   return value < 10 ? fmt::format("{:.4f} ms", value) : fmt::format("{:.2f} ms", value);
 }
 
-void print_out(std::string_view text) { std::fwrite(text.data(), 1, text.size(), stdout); }
+void print_out(std::string_view text) {
+  std::fwrite(text.data(), 1, text.size(), stdout);
+}
 
 void print_warning(std::string_view text) {
   fmt::print(stderr, "lawson: warning: {}\n", text);

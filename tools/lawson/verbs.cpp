@@ -60,9 +60,9 @@ CLI::App* add_verb(CLI::App& app, Session& session, const std::string& name,
 
 void add_target_option(CLI::App* verb, std::vector<std::string>& targets,
                        const std::string& fallback) {
-  verb->add_option("-t,--target", targets,
-                   "GPUs to judge for, as in `lawson targets`; default: this machine's GPU" +
-                       fallback)
+  verb->add_option(
+          "-t,--target", targets,
+          "GPUs to judge for, as in `lawson targets`; default: this machine's GPU" + fallback)
       ->type_name("NAME,...")
       ->allow_extra_args(false);
 }
@@ -79,7 +79,8 @@ void add_model_options(CLI::App* verb, ModelOptions& options) {
   verb->add_option("--context", options.context, "tokens in the cache at decode (default 8192)")
       ->type_name("N")
       ->check(sizes);
-  verb->add_option("--pass", options.passes, "prefill, decode, training: which of them (default all)")
+  verb->add_option("--pass", options.passes,
+                   "prefill, decode, training: which of them (default all)")
       ->type_name("LIST");
   verb->add_option("--dtype", options.dtype, "f16, bf16 or f32 (default: the model's, else bf16)")
       ->type_name("TYPE");
@@ -95,8 +96,9 @@ std::vector<Target> resolve_targets(const std::vector<std::string>& given,
   if (names.empty()) names = gpus_of_this_machine();
   if (names.empty()) names = fallback;
   if (names.empty()) {
-    throw bad_usage("--target is missing, and this machine has no GPU to take instead; `lawson "
-                    "targets` lists what can be named (for example --target h200)");
+    throw bad_usage(
+        "--target is missing, and this machine has no GPU to take instead; `lawson "
+        "targets` lists what can be named (for example --target h200)");
   }
   std::vector<Target> targets;
   for (const std::string& name : names) {
@@ -148,7 +150,7 @@ int worst_exit_code(const std::vector<Json>& verdicts) {
   for (const Json& verdict : verdicts) {
     if (verdict.contains("error")) {
       return verdict["error"].value("kind", "") == "invalid_argument" ? kExitInput
-                                                                       : kExitEnvironment;
+                                                                      : kExitEnvironment;
     }
     no = no || exit_code_of(verdict) == kExitNo;
     undecided = undecided || exit_code_of(verdict) == kExitEnvironment;
