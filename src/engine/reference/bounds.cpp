@@ -233,7 +233,12 @@ void binary_errors(const ir::Binary& op, const Array& a, const Array& b, Array& 
     const double ey = operand_error(b, at[1], c, u);
     // The quotient inside mod may be rounded across an integer.
     if (op.kind == BinaryKind::mod && !integer) ex += 2 * u * std::fabs(x);
-    const double own = integer ? 0.0 : own_rounding(op.kind, x, y, c.value[i], arithmetic);
+    // Sums and products of exact operands that f32 can hold are exact in every wider arithmetic.
+    const bool basic =
+        op.kind == BinaryKind::add || op.kind == BinaryKind::sub || op.kind == BinaryKind::mul;
+    const bool exact = basic && ex == 0 && ey == 0 && u <= 0x1p-23 &&
+                       round_to(DType::f32, c.value[i]) == c.value[i];
+    const double own = integer || exact ? 0.0 : own_rounding(op.kind, x, y, c.value[i], arithmetic);
     c.error[i] = total(c.value[i], propagate(op.kind, x, ex, y, ey, truncates, c.value[i]),
                        own > 0 ? own + flush_floor(arithmetic) : 0.0);
   });
