@@ -68,27 +68,24 @@ struct Built {
   std::int64_t workspace = 0;  // everything
 };
 
-class LoadedPlan : public Loaded {
- public:
-  LoadedPlan(Plan plan, Supplies supplies, std::unique_ptr<Executable> executable, int ordinal)
-      : plan_{std::move(plan)},
-        supplies_{std::move(supplies)},
-        executable_{std::move(executable)},
-        ordinal_{ordinal} {}
+struct LoadedPlan : public Loaded {
+  LoadedPlan(Plan the_plan, Supplies the_supplies, std::unique_ptr<Executable> the_executable,
+             int the_ordinal)
+      : metadata{std::move(the_plan)},
+        supplies{std::move(the_supplies)},
+        executable{std::move(the_executable)},
+        ordinal{the_ordinal} {}
 
-  const Plan& plan() const override { return plan_; }
+  const Plan& plan() const override { return metadata; }
 
+  Plan metadata;
+  Supplies supplies;
+  std::unique_ptr<Executable> executable;
+  int ordinal;  // -1: loaded without a device, to be checked only
   // Values of by-value tensors that the caller leaves unbound.
   std::map<std::int64_t, std::array<std::byte, 8>> defaults;
   std::int64_t own_workspace = 0;  // where cuDNN's part ends and the zeros begin
-
- private:
-  friend class CudnnEngine;
-  Plan plan_;
-  Supplies supplies_;
-  std::unique_ptr<Executable> executable_;
-  int ordinal_;
-  mutable std::mutex mutex_;  // cuDNN-frontend changes a plan's graph while executing it
+  mutable std::mutex mutex;        // cuDNN-frontend changes a plan's graph while executing it
 };
 
 std::int64_t aligned(std::int64_t bytes) {
@@ -232,29 +229,29 @@ class CudnnEngine : public Engine {
                  void* stream) override {
     const auto* plan = dynamic_cast<const LoadedPlan*>(&loaded);
     if (plan == nullptr) return invalid("the plan was loaded by engine '{}'", loaded.plan().engine);
-    if (plan->ordinal_ < 0) {
+    if (plan->ordinal < 0) {
       return error(ErrorKind::unavailable,
                    "the plan for '{}' was loaded without a device: it can be checked, not executed",
                    loaded.plan().target);
     }
-    if (workspace == nullptr && plan->plan_.workspace_bytes > 0) {
-      return invalid("workspace is null; the plan needs {} bytes", plan->plan_.workspace_bytes);
+    if (workspace == nullptr && plan->metadata.workspace_bytes > 0) {
+      return invalid("workspace is null; the plan needs {} bytes", plan->metadata.workspace_bytes);
     }
     LAWSON_TRY(std::vector<void*> pointers, pointers_of(*plan, bindings, workspace));
     LAWSON_TRY(const Driver* driver, Driver::open());
-    LAWSON_CHECK(driver->make_current(plan->ordinal_));
-    LAWSON_TRY(Handle handle, borrow_handle(plan->ordinal_));
+    LAWSON_CHECK(driver->make_current(plan->ordinal));
+    LAWSON_TRY(Handle handle, borrow_handle(plan->ordinal));
     std::int64_t offset = plan->own_workspace;
-    for (const ZeroTensor& zero : plan->supplies_.zeros) {
+    for (const ZeroTensor& zero : plan->supplies.zeros) {
       LAWSON_CHECK(driver->fill_zero(static_cast<std::byte*>(workspace) + offset,
                                      static_cast<std::size_t>(zero.bytes), stream));
       offset += aligned(zero.bytes);
     }
-    const std::lock_guard lock{plan->mutex_};
+    const std::lock_guard lock{plan->mutex};
     if (const Failure failure =
-            plan->executable_->execute(handle.get(), pointers, workspace, stream)) {
+            plan->executable->execute(handle.get(), pointers, workspace, stream)) {
       Device device;
-      device.name = plan->plan_.target;
+      device.name = plan->metadata.target;
       return to_error(*failure, classify(*failure, false), device);
     }
     return {};
@@ -350,11 +347,9 @@ class CudnnEngine : public Engine {
   // aborts the process when its engine 0 cannot load it).
   Status prepare(const ir::Graph& graph, const Device& device) {
     if (device.present() == is_deviceless()) {
-      return error(ErrorKind::unavailable,
-                   device.present()
-                       ? "this process is a worker: it has no device, and '{}' is one"
-                       : "'{}' is not on this machine: it is judged in a worker process only",
-                   device.name);
+      return error(ErrorKind::unavailable, "device '{}' {}", device.name,
+                   device.present() ? "is a live one, and this process is a worker without devices"
+                                    : "is not on this machine: a worker process judges for it");
     }
     if (has_matmul(graph)) LAWSON_CHECK(need_cublaslt());
     if (!device.present()) prime();
@@ -577,11 +572,11 @@ class CudnnEngine : public Engine {
       return nullptr;
     };
     std::vector<void*> pointers;
-    for (const std::int64_t uid : plan.executable_->uids()) {
+    for (const std::int64_t uid : plan.executable->uids()) {
       void* data = bound(uid);
       std::int64_t wanted = uid;
       if (data == nullptr) {
-        for (const DerivedBinding& derived : plan.supplies_.derived) {
+        for (const DerivedBinding& derived : plan.supplies.derived) {
           if (derived.uid != uid) continue;
           wanted = derived.source_uid;
           if (void* source = bound(wanted)) {
@@ -589,7 +584,7 @@ class CudnnEngine : public Engine {
           }
         }
         std::int64_t offset = plan.own_workspace;
-        for (const ZeroTensor& zero : plan.supplies_.zeros) {
+        for (const ZeroTensor& zero : plan.supplies.zeros) {
           if (zero.uid == uid) data = static_cast<std::byte*>(workspace) + offset;
           offset += aligned(zero.bytes);
         }

@@ -231,14 +231,13 @@ Result<Library> open_library(const Wanted& wanted) {
                                        : ", or set " + wanted.variable + " to the file or folder");
 }
 
-template <typename Function>
-Result<Function> symbol(const Library& library, const char* name) {
+Result<void*> symbol(const Library& library, const char* name) {
   void* address = dlsym(library.handle, name);
   if (address == nullptr) {
     return error(ErrorKind::unavailable, "{} is not what it seems: it has no {}", library.path,
                  name);
   }
-  return reinterpret_cast<Function>(address);
+  return address;
 }
 
 int cuda_major(const Library& cudnn) {
@@ -282,10 +281,11 @@ Wanted wanted_cudart(const Library& cudnn, int major) {
 }
 
 Result<std::vector<int>> supported_archs(const Library& nvrtc) {
-  using Count = int (*)(int*);
-  using Archs = int (*)(int*);
-  LAWSON_TRY(const auto count_of, symbol<Count>(nvrtc, "nvrtcGetNumSupportedArchs"));
-  LAWSON_TRY(const auto archs_of, symbol<Archs>(nvrtc, "nvrtcGetSupportedArchs"));
+  using Get = int (*)(int*);
+  LAWSON_TRY(void* const count_address, symbol(nvrtc, "nvrtcGetNumSupportedArchs"));
+  LAWSON_TRY(void* const archs_address, symbol(nvrtc, "nvrtcGetSupportedArchs"));
+  const auto count_of = reinterpret_cast<Get>(count_address);
+  const auto archs_of = reinterpret_cast<Get>(archs_address);
   int count = 0;
   std::vector<int> archs;
   if (count_of(&count) == 0 && count > 0) {
@@ -303,8 +303,8 @@ Result<std::vector<int>> supported_archs(const Library& nvrtc) {
 Result<Libraries> open_all() {
   Libraries found;
   LAWSON_TRY(found.cudnn, open_library(wanted_cudnn()));
-  LAWSON_TRY(const auto version_of, symbol<std::size_t (*)()>(found.cudnn, "cudnnGetVersion"));
-  found.cudnn_version = static_cast<int>(version_of());
+  LAWSON_TRY(void* const version_address, symbol(found.cudnn, "cudnnGetVersion"));
+  found.cudnn_version = static_cast<int>(reinterpret_cast<std::size_t (*)()>(version_address)());
   found.cudnn.version = version_text(found.cudnn_version);
   if (found.cudnn_version < 90800) {
     return error(ErrorKind::unavailable,
@@ -314,10 +314,10 @@ Result<Libraries> open_all() {
   }
   const int major = cuda_major(found.cudnn);
   LAWSON_TRY(found.nvrtc, open_library(wanted_nvrtc(found.cudnn, major)));
-  LAWSON_TRY(const auto nvrtc_version, symbol<int (*)(int*, int*)>(found.nvrtc, "nvrtcVersion"));
+  LAWSON_TRY(void* const nvrtc_version, symbol(found.nvrtc, "nvrtcVersion"));
   int nvrtc_major = 0;
   int nvrtc_minor = 0;
-  nvrtc_version(&nvrtc_major, &nvrtc_minor);
+  reinterpret_cast<int (*)(int*, int*)>(nvrtc_version)(&nvrtc_major, &nvrtc_minor);
   found.nvrtc.version = fmt::format("{}.{}", nvrtc_major, nvrtc_minor);
   if (nvrtc_major != major) {
     return error(ErrorKind::unavailable,

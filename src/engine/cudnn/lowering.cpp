@@ -55,7 +55,7 @@ Failure guarded(const char* stage, const Call& call) {
     fe::error_t status = call();
     if (status.is_good()) return std::nullopt;
     return StageError{stage, name_of(status.get_code()), status.get_message()};
-  } catch (const fe::cudnnException& exception) {
+  } catch (fe::cudnnException& exception) {
     const char* status = fe::detail::get_error_string(exception.getCudnnStatus());
     return StageError{stage, "CUDNN_BACKEND_API_FAILED",
                       fmt::format("{} code: {}", exception.what(), status)};
