@@ -17,6 +17,7 @@ namespace {
 
 constexpr std::string_view kStatus = "CUDNN_STATUS_";
 constexpr std::size_t kMaxReasons = 8;
+constexpr int kFirstRuntimeCompiled = 800;  // no run-time-compiled engine takes anything older
 
 bool has(std::string_view text, std::string_view part) {
   return text.find(part) != std::string_view::npos;
@@ -100,8 +101,17 @@ std::string lower(std::string_view text) {
   return result;
 }
 
+// The first line, without what says nothing: "No valid engine configs for ____" and the condition
+// in the source that a reason was raised at.
 std::string first_line(std::string_view text) {
-  return std::string{text.substr(0, text.find('\n'))};
+  text = text.substr(0, text.find('\n'));
+  if (text.starts_with("No valid engine configs for")) return "";
+  return std::string{text};
+}
+
+std::string without_condition(const std::string& text) {
+  const auto at = text.find(" at: ");
+  return at == std::string::npos || at == 0 ? text : text.substr(0, at);
 }
 
 std::string bound_text(std::int64_t bound) {
@@ -273,12 +283,14 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
       if (lowest > device.compute_capability && (needed == 0 || lowest < needed)) needed = lowest;
       continue;
     }
+    if (needs_device(refusal)) continue;
     if (refusal.engine != 0) all_too_new = false;
-    const auto text = std::pair{refusal.status, refusal.text};
+    const auto text = std::pair{refusal.status, without_condition(refusal.text)};
     if (by_text[text].empty()) order.push_back(text);
     by_text[text].push_back(refusal.engine);
   }
-  if (needed != 0 && all_too_new) {
+  const bool too_old = device.compute_capability < kFirstRuntimeCompiled;
+  if (needed != 0 && (all_too_new || too_old)) {
     reasons.push_back({"compute_capability",
                        fmt::format("{}: {}; cuDNN's engines for such a graph need {} or newer",
                                    subject, capability_of(device), compute_capability_text(needed)),
@@ -316,13 +328,37 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
                                    by_text[text].size() > 1 ? "" : "s", sentence),
                        field});
   }
-  if (needed != 0 && !all_too_new) {
+  if (needed != 0 && !all_too_new && !too_old) {
     reasons.push_back({"compute_capability",
                        fmt::format("{}; further engines need {} or newer", capability_of(device),
                                    compute_capability_text(needed)),
                        "target"});
   }
   return reasons;
+}
+
+Reason build_reason(const StageError& failure, const std::string& subject, const ir::Graph& graph,
+                    const Device& device) {
+  const auto products = std::count_if(graph.nodes.begin(), graph.nodes.end(),
+                                      [](const ir::Node& node) {
+                                        return std::holds_alternative<ir::Matmul>(node.op);
+                                      });
+  const std::string count =
+      products > 1 ? fmt::format(" with {} matmuls", products) : std::string{};
+  if (!has(failure.text, "COMPILATION_FAILED")) {
+    return {"plan_not_built",
+            fmt::format("{}{}: cuDNN accepts the graph, but its plan cannot be built for compute "
+                        "capability {}: {}",
+                        subject, count, compute_capability_text(device.compute_capability),
+                        failure.text.empty() ? "no text" : first_line(failure.text)),
+            ""};
+  }
+  return {"kernel_does_not_compile",
+          fmt::format("{}{}: cuDNN accepts the graph, but the kernel that it writes for compute "
+                      "capability {} does not compile{}",
+                      subject, count, compute_capability_text(device.compute_capability),
+                      products > 1 ? " (a matmul of another matmul's result is such a graph)" : ""),
+          ""};
 }
 
 std::optional<Reason> workspace_reason(const std::string& text) {
@@ -410,20 +446,20 @@ std::vector<Reason> explain(const StageError& failure, const ir::Graph& graph,
                             const Device& device, int cudnn_version) {
   if (const auto workspace = workspace_reason(failure.text)) return {*workspace};
   const std::string subject = subject_of(graph);
+  std::vector<Reason> reasons;
   if (const auto facts = attention_facts(graph)) {
     const AttentionWording wording{*facts, device, cudnn_version};
-    if (const auto reason = wording.of(first_line(failure.text))) return {*reason};
+    if (device.compute_capability < kFirstRuntimeCompiled) {
+      reasons.push_back(*wording.of("requires SM80"));
+    }
+    if (const auto reason = wording.of(first_line(failure.text))) {
+      if (reasons.empty() || reason->code != reasons.front().code) reasons.push_back(*reason);
+      return reasons;
+    }
   }
-  std::vector<Reason> reasons =
-      reasons_of_engines(parse_refusals(failure.text), subject, graph, device);
-  if (failure.stage == "build_plan") {
-    reasons.insert(reasons.begin(),
-                   Reason{"kernel_does_not_compile",
-                          fmt::format("{}: cuDNN accepts the graph but its kernel does not compile "
-                                      "for compute capability {}: {}",
-                                      subject, compute_capability_text(device.compute_capability),
-                                      failure.text.empty() ? "no text" : first_line(failure.text)),
-                          ""});
+  if (failure.stage == "build_plan") return {build_reason(failure, subject, graph, device)};
+  for (Reason& reason : reasons_of_engines(parse_refusals(failure.text), subject, graph, device)) {
+    reasons.push_back(std::move(reason));
   }
   if (reasons.empty()) {
     const std::string text = first_line(failure.text);
