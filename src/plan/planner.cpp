@@ -70,8 +70,11 @@ class Planner::Impl {
                    "strength 'verified' executes on the device, and '{}' is not on this machine",
                    device.name);
     }
-    LAWSON_TRY(Verdict verdict, judge(*engine, graph, device, options));
-    if (options.strength == Strength::judged || verdict.decision != Decision::supported) {
+    // An engine may build while it judges; where the plan itself is wanted, that would be for nothing.
+    Options asked = options;
+    if (options.strength == Strength::verified) asked.strength = Strength::judged;
+    LAWSON_TRY(Verdict verdict, judge(*engine, graph, device, asked));
+    if (verdict.decision != Decision::supported || verdict.strength >= options.strength) {
       return verdict;
     }
     auto plan = build(*engine, graph, device, options);

@@ -42,6 +42,7 @@ int main(int argc, char** argv) {
     std::fputs("lawson-worker is started by Lawson's library, not by hand\n", stderr);
     return 2;
   }
+  plan::limit_resources();
   auto channel = plan::enter_worker(arguments.parent);
   if (!channel.ok()) {
     std::fprintf(stderr, "%s\n", channel.error().message.c_str());

@@ -88,8 +88,8 @@ std::optional<std::uint64_t> FrameReader::length() const {
   return length;
 }
 
-Status FrameReader::feed(std::span<const char> bytes) {
-  buffer_.append(bytes.data(), bytes.size());
+Status FrameReader::feed(std::string_view bytes) {
+  buffer_.append(bytes);
   if (const auto announced = length(); announced && *announced > kMaxFrameBytes) {
     return error(ErrorKind::internal,
                  "a frame announces {} bytes; at most {} are allowed: these are not frames",

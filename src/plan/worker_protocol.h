@@ -30,7 +30,7 @@ Result<std::string> encode_frame(const Json& document);
 // to be given up; after an error of next() only that document is lost.
 class FrameReader {
  public:
-  Status feed(std::span<const char> bytes);
+  Status feed(std::string_view bytes);
   // The next whole document; nullopt when more bytes are needed.
   Result<std::optional<Json>> next();
   bool empty() const { return buffer_.size() == taken_; }

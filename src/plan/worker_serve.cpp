@@ -20,8 +20,7 @@ namespace lawson::plan {
 namespace {
 
 constexpr int kParentCheckMs = 1000;
-// A runaway compile ends with bad_alloc here instead of with the machine out of memory. cuDNN and
-// NVRTC map about 3 GiB of libraries and use up to 1.5 GiB.
+// cuDNN and NVRTC map about 3 GiB of libraries and use up to 1.5 GiB.
 constexpr rlim_t kAddressSpaceBytes = rlim_t{16} << 30;
 
 // The host is gone when its end of the pipe is closed. A forked child of the host may keep that end
@@ -119,8 +118,6 @@ Json answer(const Json& document, Engine* engine, const Error& failure) {
 }  // namespace
 
 Result<int> enter_worker(int parent) {
-  lower_limit(RLIMIT_CORE, 0);
-  lower_limit(RLIMIT_AS, kAddressSpaceBytes);
   ::signal(SIGPIPE, SIG_IGN);
   constexpr int kChannel = STDERR_FILENO + 1;
   const int none = ::open("/dev/null", O_RDWR | O_CLOEXEC);
@@ -134,6 +131,11 @@ Result<int> enter_worker(int parent) {
 #endif
   end_with_host(kChannel, parent);
   return kChannel;
+}
+
+void limit_resources() {
+  lower_limit(RLIMIT_CORE, 0);
+  lower_limit(RLIMIT_AS, kAddressSpaceBytes);
 }
 
 int serve(int channel, Engine* engine, const Error& failure) {

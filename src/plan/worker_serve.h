@@ -12,6 +12,9 @@ namespace lawson::plan {
 // ends when the host does. Call first, before any other thread or library. Returns the pipe.
 Result<int> enter_worker(int parent);
 
+// No core dumps, and a runaway compile ends with an error instead of with the machine's memory.
+void limit_resources();
+
 // Says hello, then serves until end of file. `engine` nullptr: `failure` is why there is none.
 // Returns the exit status.
 int serve(int channel, Engine* engine, const Error& failure);
