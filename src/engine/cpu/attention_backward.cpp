@@ -198,6 +198,7 @@ class AttentionBackward : AttentionBase<T> {
     const std::int64_t start = columns * tile;
     const Span here = intersect(all, {start, start + tile});
     const std::int64_t used = here.end - start;
+    const std::int64_t whole = (used + mr_ - 1) / mr_ * mr_;  // the transposed tile's panels of rows
     const std::int64_t count = row_count(rows);
     const std::int64_t left = row_tile(b, h, rows);
     const std::int64_t right = column_tile(b, h / sizes_.group(), columns);
@@ -213,8 +214,8 @@ class AttentionBackward : AttentionBase<T> {
       T* p = block.probabilities + r * tile;
       T* g = block.gradients + r * tile;
       if (span.empty()) {
-        std::fill(p, p + used, T{0});
-        std::fill(g, g + used, T{0});
+        std::fill(p, p + whole, T{0});
+        std::fill(g, g + whole, T{0});
         continue;
       }
       const std::int64_t begin = span.begin - start;
@@ -231,7 +232,7 @@ class AttentionBackward : AttentionBase<T> {
       }
       for (T* row : {p, g}) {
         std::fill(row, row + begin, T{0});
-        std::fill(row + end, row + used, T{0});
+        std::fill(row + end, row + whole, T{0});
       }
     }
     return used;

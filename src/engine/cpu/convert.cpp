@@ -47,6 +47,11 @@ void load_plain(const void* data, std::int64_t first, std::int64_t stride, std::
     return converted<T>(value);
   };
   if (stride == 1) {
+    if constexpr (std::is_same_v<T, Stored>) {
+      std::memcpy(out, bytes + first * std::int64_t{sizeof(T)},
+                  static_cast<std::size_t>(count) * sizeof(T));
+      return;
+    }
     for (std::int64_t i = 0; i < count; ++i) out[i] = read(first + i);
   } else {
     for (std::int64_t i = 0; i < count; ++i) out[i] = read(first + i * stride);

@@ -105,7 +105,7 @@ const Kernels* kernels_for(Isa isa);
 const Kernels& best_kernels();
 
 // Relative error of the kernels' own functions in f32 and of the C library's in f64.
-inline constexpr double kFunctionRoundoffF32 = 0x1p-21;
+inline constexpr double kFunctionRoundoffF32 = 0x1p-22;
 inline constexpr double kFunctionRoundoffF64 = 0x1p-50;
 
 }  // namespace lawson::cpu
