@@ -170,7 +170,8 @@ class CpuEngine : public Engine {
                  void* /*stream*/) override {
     const Program& program = static_cast<const CpuLoaded&>(loaded).program();
     const ir::Graph& graph = program.graph;
-    const auto count = static_cast<std::size_t>(graph.input_count + graph.output_count);
+    const auto count = static_cast<std::size_t>(graph.input_count) +
+                       static_cast<std::size_t>(graph.output_count);
     std::vector<std::byte*> roots(graph.tensors.size(), nullptr);
     for (const Binding& binding : bindings) {
       const auto id = static_cast<std::size_t>(binding.uid - 1);

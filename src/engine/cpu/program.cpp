@@ -339,9 +339,9 @@ class Planner {
 
   // A tensor as memory, also when it is a constant or an index.
   Location in_memory(TensorId id) {
-    const Location location = stored(id);
+    Location location = stored(id);
     if (location.kind == Location::Kind::memory) return location;
-    const Location copy = temporary(tensor(id).shape, tensor(id).dtype);
+    Location copy = temporary(tensor(id).shape, tensor(id).dtype);
     plan_copy(location, copy, tensor(id).shape);
     return copy;
   }
