@@ -55,7 +55,7 @@ class Checker {
   }
 
   Check run() {
-    const Progress clock("", 0);
+    const Stopwatch clock;
     judge();
     find_neighbours();
     check_.probes += probes_;
@@ -113,7 +113,7 @@ class Checker {
   void find_neighbours() {
     share_targets();
     const std::vector<CellIndex> jobs = explain_jobs();
-    const Progress clock("", 0);
+    const Stopwatch clock;
     Progress progress("probing what would help", jobs.size());
     run_tasks(jobs.size(), [&](std::size_t i) {
       CheckCell& cell = at(jobs[i]);

@@ -191,7 +191,7 @@ class Compiler {
 
   Outcome compile(const Work& work, const Target& target) const {
     Outcome outcome;
-    const Progress clock("", 0);
+    const Stopwatch clock;
     const lawson_options options = options_.c();
     try {
       if (work.graph) {

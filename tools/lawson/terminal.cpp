@@ -172,15 +172,10 @@ Progress::Progress(std::string label, std::size_t total)
     : label_{std::move(label)},
       total_{total},
       terminal_{isatty(STDERR_FILENO) != 0},
-      start_{std::chrono::steady_clock::now()},
       next_draw_{terminal_ ? 0.3 : 10.0} {}
 
 Progress::~Progress() {
   if (terminal_ && drawn_) fmt::print(stderr, "\r\033[K");
-}
-
-double Progress::seconds() const {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
 }
 
 void Progress::step() {
@@ -190,7 +185,7 @@ void Progress::step() {
 }
 
 void Progress::draw() {
-  const double now = seconds();
+  const double now = clock_.seconds();
   if (now < next_draw_) return;
   const std::string text = fmt::format("{} {}/{}", label_, done_, total_);
   if (terminal_) {

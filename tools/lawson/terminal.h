@@ -40,6 +40,16 @@ std::string milliseconds_text(double value);  // "0.034 ms"
 void print_out(std::string_view text);      // standard output
 void print_warning(std::string_view text);  // "lawson: warning: ..." on standard error
 
+class Stopwatch {
+ public:
+  double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
 // A counter on standard error: redrawn in place on a terminal; elsewhere a line now and then, and
 // only when the work takes long. Thread-safe.
 class Progress {
@@ -50,7 +60,6 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
 
   void step();
-  double seconds() const;
 
  private:
   void draw();
@@ -61,7 +70,7 @@ class Progress {
   std::size_t done_ = 0;
   bool terminal_;
   bool drawn_ = false;
-  std::chrono::steady_clock::time_point start_;
+  Stopwatch clock_;
   double next_draw_;  // seconds since the start
 };
 
