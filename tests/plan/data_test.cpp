@@ -1,0 +1,259 @@
+// Generated inputs and the comparison with the oracle: a verification is worth what these catch.
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <limits>
+
+#include "engine/reference/reference.h"
+#include "ir/json.h"
+#include "plan/inputs.h"
+#include "plan/verify.h"
+
+namespace lawson::plan {
+namespace {
+
+ir::Graph graph_from(const char* text) {
+  auto graph = ir::graph_from_json(Json::parse(text), "test");
+  EXPECT_TRUE(graph.ok()) << (graph.ok() ? "" : graph.error().message);
+  return *graph;
+}
+
+std::vector<Buffer> inputs_of(const ir::Graph& graph, std::uint64_t seed = 1,
+                              InputStyle style = InputStyle::normal) {
+  auto engine = make_reference_engine();
+  auto inputs = make_inputs(graph, seed, *engine, style);
+  EXPECT_TRUE(inputs.ok()) << (inputs.ok() ? "" : inputs.error().message);
+  return std::move(*inputs);
+}
+
+std::vector<double> elements(const ir::Graph& graph, const Buffer& buffer) {
+  const ir::Tensor& tensor = graph.tensor(buffer.id());
+  std::vector<double> values;
+  Dims index(tensor.shape.size(), 0);
+  do {
+    values.push_back(load_element(buffer.data(), tensor.dtype, offset_of(index, tensor.strides)));
+  } while (next_index(index, tensor.shape));
+  return values;
+}
+
+constexpr const char* kNegate = R"({"lawson": 1, "kind": "graph",
+    "inputs": [{"name": "x", "dtype": "f32", "shape": [3, 4]}],
+    "ops": [{"op": "neg", "in": ["x"], "out": "y"}],
+    "outputs": [{"name": "y", "strides": [6, 1]}]})";
+
+TEST(Philox, KnownAnswers) {  // from the authors' Random123 distribution
+  using Words = std::array<std::uint32_t, 4>;
+  EXPECT_EQ(philox({0, 0, 0, 0}, {0, 0}),
+            (Words{0x6627e8d5U, 0xe169c58dU, 0xbc57ac4cU, 0x9b00dbd8U}));
+  const std::uint32_t ones = 0xffffffffU;
+  EXPECT_EQ(philox({ones, ones, ones, ones}, {ones, ones}),
+            (Words{0x408f276dU, 0x41c83b0eU, 0xa20bc7c6U, 0x6d5451fdU}));
+}
+
+TEST(Inputs, NormalValuesOfEverySeedAndLayout) {
+  const auto rows = graph_from(R"({"lawson": 1, "kind": "graph",
+      "inputs": [{"name": "x", "dtype": "f32", "shape": [100, 100]}],
+      "ops": [{"op": "neg", "in": ["x"], "out": "y"}], "outputs": ["y"]})");
+  const auto columns = graph_from(R"({"lawson": 1, "kind": "graph",
+      "inputs": [{"name": "x", "dtype": "f32", "shape": [100, 100], "strides": [1, 128]}],
+      "ops": [{"op": "neg", "in": ["x"], "out": "y"}], "outputs": ["y"]})");
+  const auto x = elements(rows, inputs_of(rows)[0]);
+  EXPECT_EQ(x, elements(columns, inputs_of(columns)[0]));
+  EXPECT_NE(x, elements(rows, inputs_of(rows, 2)[0]));
+  double sum = 0;
+  double squares = 0;
+  for (const double v : x) {
+    sum += v;
+    squares += v * v;
+  }
+  EXPECT_NEAR(sum / 1e4, 0, 0.05);
+  EXPECT_NEAR(squares / 1e4, 1, 0.05);
+}
+
+TEST(Inputs, IntegersStayInTheirDomainAndGivenValuesAreTaken) {
+  const auto graph = graph_from(R"({"lawson": 1, "kind": "graph",
+      "inputs": [{"name": "a", "dtype": "i32", "shape": [64], "domain": [3, 5]},
+                 {"name": "b", "dtype": "i32", "shape": [64]},
+                 {"name": "c", "dtype": "i32", "shape": [2], "values": [7, -9]}],
+      "ops": [{"op": "add", "in": ["a", "b"], "out": "y"}, {"op": "neg", "in": ["c"], "out": "z"}],
+      "outputs": ["y", "z"]})");
+  const auto inputs = inputs_of(graph);
+  for (const double v : elements(graph, inputs[0])) EXPECT_TRUE(v >= 3 && v <= 5) << v;
+  for (const double v : elements(graph, inputs[1])) EXPECT_TRUE(v >= -8 && v <= 7) << v;
+  EXPECT_EQ(elements(graph, inputs[2]), (std::vector<double>{7, -9}));
+}
+
+TEST(Inputs, GapsArePoisonAndAlignmentIsNotExceeded) {
+  const auto graph = graph_from(R"({"lawson": 1, "kind": "graph",
+      "inputs": [{"name": "x", "dtype": "f16", "shape": [2, 3], "strides": [5, 1],
+                  "alignment": 8}],
+      "ops": [{"op": "neg", "in": ["x"], "out": "y"}], "outputs": ["y"]})");
+  const auto inputs = inputs_of(graph);
+  EXPECT_EQ(inputs[0].bytes(), 16U);
+  for (const std::int64_t gap : {3, 4}) {
+    EXPECT_TRUE(std::isnan(load_element(inputs[0].data(), DType::f16, gap)));
+  }
+  EXPECT_EQ(reinterpret_cast<std::uintptr_t>(inputs[0].data()) % 16, 8U);
+  EXPECT_TRUE(inputs[0].guards_intact());
+}
+
+ir::Graph attention(bool backward, const char* dtype) {
+  const std::string text = fmt::format(
+      R"({{"lawson": 1, "kind": "graph",
+      "inputs": [{{"name": "q", "dtype": "{0}", "shape": [1, 2, 32, 64]}},
+                 {{"name": "k", "dtype": "{0}", "shape": [1, 1, 48, 64]}},
+                 {{"name": "v", "dtype": "{0}", "shape": [1, 1, 48, 64]}},
+                 {{"name": "scale", "dtype": "f32", "shape": [1, 1, 1, 1], "by_value": true,
+                   "values": [0.125]}}{1}],
+      "ops": [{2}], "outputs": [{3}]}})",
+      dtype,
+      backward ? fmt::format(R"(, {{"name": "o", "dtype": "{0}", "shape": [1, 2, 32, 64],
+                                    "strides": [4096, 64, 128, 1]}},
+                     {{"name": "do", "dtype": "{0}", "shape": [1, 2, 32, 64]}},
+                     {{"name": "stats", "dtype": "f32", "shape": [1, 2, 32, 1]}})",
+                             dtype)
+               : "",
+      backward ? R"({"op": "attention_backward", "right": 0, "out": ["dq", "dk", "dv"],
+                     "in": ["q", "k", "v", "o", "do", "stats", "scale"]})"
+               : R"({"op": "attention", "right": 0, "in": ["q", "k", "v", "scale"],
+                     "out": ["o", "stats"]})",
+      backward ? R"("dq", "dk", "dv")" : R"("o", "stats")");
+  return graph_from(text.c_str());
+}
+
+std::vector<OracleOutput> oracle(const ir::Graph& graph, const std::vector<Buffer>& inputs) {
+  const auto bindings = bindings_of(inputs, {});
+  auto result = make_reference_engine()->oracle(graph, bindings, {});
+  EXPECT_TRUE(result.ok());
+  return std::move(*result);
+}
+
+TEST(Inputs, BackwardGetsWhatItsForwardReturns) {
+  const auto forward = attention(false, "bf16");
+  const auto backward = attention(true, "bf16");
+  const auto expected = oracle(forward, inputs_of(forward));
+  const auto inputs = inputs_of(backward);
+  const auto o = elements(backward, inputs[4]);
+  const auto stats = elements(backward, inputs[6]);
+  for (std::size_t i = 0; i < o.size(); ++i) {
+    EXPECT_EQ(o[i], round_to(DType::bf16, expected[0].values[i]));
+  }
+  for (std::size_t i = 0; i < stats.size(); ++i) {
+    EXPECT_EQ(stats[i], round_to(DType::f32, expected[1].values[i]));
+  }
+}
+
+TEST(Inputs, StylesDoWhatTheySay) {
+  const auto graph = attention(false, "bf16");
+  const auto large = oracle(graph, inputs_of(graph, 1, InputStyle::large_logits));
+  double lowest = 0;
+  double highest = 0;
+  for (const double lse : large[1].values) {
+    lowest = std::min(lowest, lse);
+    highest = std::max(highest, lse);
+  }
+  EXPECT_LT(lowest, -150);
+  EXPECT_GT(highest, 150);
+  const auto one_hot_inputs = inputs_of(graph, 1, InputStyle::one_hot);
+  const auto v = elements(graph, one_hot_inputs[2]);
+  const auto one_hot = oracle(graph, one_hot_inputs);
+  for (std::size_t i = 0; i < 32 * 64; ++i) EXPECT_NEAR(one_hot[0].values[i], v[i], 1e-9);
+  const auto tiny_inputs = inputs_of(graph, 1, InputStyle::denormal);
+  const auto tiny = elements(graph, tiny_inputs[0]);
+  for (const double x : tiny) EXPECT_LT(std::fabs(x), 0x1p-126);
+  EXPECT_NE(tiny[0], 0);
+}
+
+struct Run {
+  Run() : graph{graph_from(kNegate)}, inputs{inputs_of(graph)}, outputs{make_outputs(graph)} {
+    expected = oracle(graph, inputs);
+    write();
+  }
+  void write() {
+    Dims index(2, 0);
+    std::size_t i = 0;
+    do {
+      store_element(outputs[0].data(), DType::f32, offset_of(index, {6, 1}),
+                    expected[0].values[i++]);
+    } while (next_index(index, {3, 4}));
+  }
+  float* data() { return reinterpret_cast<float*>(outputs[0].data()); }
+  Comparison result() { return compare(graph, outputs, expected); }
+
+  ir::Graph graph;
+  std::vector<Buffer> inputs;
+  std::vector<Buffer> outputs;
+  std::vector<OracleOutput> expected;
+};
+
+TEST(Compare, RightResultsPass) {
+  Run run;
+  const Comparison result = run.result();
+  EXPECT_TRUE(result.ok()) << result.text();
+  EXPECT_EQ(result.outputs[0].elements, 12);
+  EXPECT_EQ(result.outputs[0].unjudged, 0);
+}
+
+TEST(Compare, NamesTheFirstWrongElement) {
+  Run run;
+  run.data()[6 + 2] += 0.25F;
+  const Comparison result = run.result();
+  EXPECT_FALSE(result.ok());
+  EXPECT_EQ(result.outputs[0].wrong, 1);
+  EXPECT_EQ(result.outputs[0].first_wrong, (Dims{1, 2}));
+  EXPECT_NEAR(result.outputs[0].max_error, 0.25, 1e-6);
+  EXPECT_NE(result.text().find("WRONG 1 of 12, first at [1, 2]"), std::string::npos)
+      << result.text();
+}
+
+TEST(Compare, UnwrittenElementsNaNsGapsAndGuards) {
+  {
+    Run run;
+    run.outputs = make_outputs(run.graph);
+    const Comparison result = run.result();
+    EXPECT_EQ(result.outputs[0].unwritten, 12);
+    EXPECT_FALSE(result.ok());
+  }
+  {
+    Run run;
+    run.data()[0] = std::numeric_limits<float>::infinity();
+    EXPECT_EQ(run.result().outputs[0].wrong_pattern, 1);
+  }
+  {
+    Run run;
+    run.expected[0].values[0] = std::numeric_limits<double>::quiet_NaN();
+    EXPECT_EQ(run.result().outputs[0].wrong_pattern, 1);
+    run.data()[0] = std::nanf("1");
+    EXPECT_TRUE(run.result().ok());
+  }
+  {
+    Run run;
+    run.data()[4] = 1;  // between the rows
+    EXPECT_FALSE(run.result().outputs[0].gaps_intact);
+    EXPECT_FALSE(run.result().ok());
+  }
+  for (const std::int64_t beside : {std::int64_t{-1}, std::int64_t{16}}) {
+    Run run;
+    std::byte* first = run.outputs[0].data() + 4 * beside;
+    *first ^= std::byte{1};
+    EXPECT_FALSE(run.result().outputs[0].guards_intact);
+    EXPECT_FALSE(run.result().ok());
+  }
+  {
+    Run run;
+    run.outputs.clear();
+    EXPECT_FALSE(run.result().ok());
+  }
+}
+
+TEST(Compare, InfiniteBoundsAcceptAnything) {
+  Run run;
+  run.expected[0].bounds[5] = std::numeric_limits<double>::infinity();
+  run.data()[6 + 1] = std::nanf("1");
+  const Comparison result = run.result();
+  EXPECT_TRUE(result.ok());
+  EXPECT_EQ(result.outputs[0].unjudged, 1);
+}
+
+}  // namespace
+}  // namespace lawson::plan
