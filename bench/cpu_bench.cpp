@@ -182,17 +182,16 @@ void attention_backward(benchmark::State& state, AttentionShape shape) {
   std::vector<TensorId> inputs;
   for (const char* name : {"q", "k", "v", "o", "dout"}) {
     const bool is_key = *name == 'k' || *name == 'v';
-    inputs.push_back(value_or_exit(
-        builder.input(tensor(name, shape.dtype, is_key ? k_shape : q_shape))));
+    inputs.push_back(
+        value_or_exit(builder.input(tensor(name, shape.dtype, is_key ? k_shape : q_shape))));
   }
-  const TensorId stats = value_or_exit(
-      builder.input(tensor("stats", DType::f32, {1, shape.heads, shape.length, 1})));
+  const TensorId stats =
+      value_or_exit(builder.input(tensor("stats", DType::f32, {1, shape.heads, shape.length, 1})));
   const TensorId scale = value_or_exit(builder.input(scale_of(shape)));
   inputs.insert(inputs.end(), {stats, scale, ir::kNone, ir::kNone, ir::kNone, ir::kNone});
-  const auto out = value_or_exit(builder.add(ir::AttentionBackward{rule_of(shape), true}, inputs,
-                                             {{"dq", std::nullopt, true},
-                                              {"dk", std::nullopt, true},
-                                              {"dv", std::nullopt, true}}));
+  const auto out = value_or_exit(builder.add(
+      ir::AttentionBackward{rule_of(shape), true}, inputs,
+      {{"dq", std::nullopt, true}, {"dk", std::nullopt, true}, {"dv", std::nullopt, true}}));
   for (int i = 0; i < 3; ++i) check_or_exit(builder.output(out[static_cast<std::size_t>(i)]));
   Workload workload{value_or_exit(std::move(builder).finish())};
   workload.fill(stats, std::log(static_cast<double>(shape.length)) + 0.5);

@@ -27,28 +27,34 @@ double seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-#define LAWSON_CHAINS(bytes)                                                   \
-  using Vec = float __attribute__((vector_size(bytes)));                       \
-  Vec sums[kChains];                                                           \
-  LAWSON_UNROLL                                                                \
-  for (int i = 0; i < kChains; ++i) sums[i] = Vec{} + static_cast<float>(i);   \
-  const Vec factor = Vec{} + 0.999F;                                           \
-  const Vec term = Vec{} + 1e-4F;                                              \
-  const double start = seconds();                                              \
-  for (long step = 0; step < kSteps; ++step) {                                 \
-    LAWSON_UNROLL                                                              \
-    for (int i = 0; i < kChains; ++i) sums[i] = sums[i] * factor + term;       \
-  }                                                                            \
-  const double taken = seconds() - start;                                      \
-  Vec total{};                                                                 \
-  for (int i = 0; i < kChains; ++i) total += sums[i];                          \
-  sink = total[0];                                                             \
+#define LAWSON_CHAINS(bytes)                                                 \
+  using Vec = float __attribute__((vector_size(bytes)));                     \
+  Vec sums[kChains];                                                         \
+  LAWSON_UNROLL                                                              \
+  for (int i = 0; i < kChains; ++i) sums[i] = Vec{} + static_cast<float>(i); \
+  const Vec factor = Vec{} + 0.999F;                                         \
+  const Vec term = Vec{} + 1e-4F;                                            \
+  const double start = seconds();                                            \
+  for (long step = 0; step < kSteps; ++step) {                               \
+    LAWSON_UNROLL                                                            \
+    for (int i = 0; i < kChains; ++i) sums[i] = sums[i] * factor + term;     \
+  }                                                                          \
+  const double taken = seconds() - start;                                    \
+  Vec total{};                                                               \
+  for (int i = 0; i < kChains; ++i) total += sums[i];                        \
+  sink = total[0];                                                           \
   return 2.0 * kChains * (bytes / 4) * static_cast<double>(kSteps) / taken * 1e-9
 
-double run_128() { LAWSON_CHAINS(16); }
+double run_128() {
+  LAWSON_CHAINS(16);
+}
 #if defined(__x86_64__)
-__attribute__((target("avx2,fma"))) double run_256() { LAWSON_CHAINS(32); }
-__attribute__((target("avx512f"))) double run_512() { LAWSON_CHAINS(64); }
+__attribute__((target("avx2,fma"))) double run_256() {
+  LAWSON_CHAINS(32);
+}
+__attribute__((target("avx512f"))) double run_512() {
+  LAWSON_CHAINS(64);
+}
 #endif
 
 double best_of(double (*run)()) {

@@ -13,7 +13,11 @@ template <typename T>
 AttentionBase<T>::AttentionBase(const Kernels& kernels, const ir::Graph& graph,
                                 const AttentionStep& step, const std::vector<std::byte*>& roots,
                                 const ir::AttentionRule& rule, const AttentionSlots& slots)
-    : kernels_{kernels}, step_{step}, roots_{roots}, slots_{slots}, mr_{kernels.mr},
+    : kernels_{kernels},
+      step_{step},
+      roots_{roots},
+      slots_{slots},
+      mr_{kernels.mr},
       nr_{kernels.product<T>().nr} {
   const ir::Node& node = graph.nodes[static_cast<std::size_t>(step.node)];
   const auto shape = [&](int slot) -> const Dims& {
@@ -45,8 +49,8 @@ void AttentionBase<T>::load_row(const Location& from, std::int64_t b, std::int64
 }
 
 template <typename T>
-void AttentionBase<T>::store_row(const Location& to, std::int64_t b, std::int64_t h,
-                                 std::int64_t s, std::int64_t count, const T* values) const {
+void AttentionBase<T>::store_row(const Location& to, std::int64_t b, std::int64_t h, std::int64_t s,
+                                 std::int64_t count, const T* values) const {
   const Dims& strides = to.strides;
   store_elements(kernels_, data(to), to.dtype,
                  to.offset + b * strides[0] + h * strides[1] + s * strides[2], strides[3], count,
@@ -100,8 +104,10 @@ Span AttentionBase<T>::visible(std::int64_t b, std::int64_t first, std::int64_t 
 template <typename T>
 T AttentionBase<T>::extra_logit(std::int64_t h) const {
   switch (sizes_.rule.softmax) {
-    case ir::SoftmaxKind::vanilla: return -kInfinity;
-    case ir::SoftmaxKind::off_by_one: return 0;
+    case ir::SoftmaxKind::vanilla:
+      return -kInfinity;
+    case ir::SoftmaxKind::off_by_one:
+      return 0;
     case ir::SoftmaxKind::learnable: {
       const Location& sink = input(slots_.sink).at;
       return static_cast<T>(scalar(sink, h * sink.strides[1]));
@@ -187,10 +193,9 @@ bool AttentionBase<T>::pack_rows(const Location& from, std::int64_t b, std::int6
 }
 
 template <typename T>
-void AttentionBase<T>::multiply(AForm form, const T* left, std::int64_t left_panel,
-                                const T* right, std::int64_t right_panel, std::int64_t m,
-                                std::int64_t n, std::int64_t k, T* c, std::int64_t ldc,
-                                bool accumulate) const {
+void AttentionBase<T>::multiply(AForm form, const T* left, std::int64_t left_panel, const T* right,
+                                std::int64_t right_panel, std::int64_t m, std::int64_t n,
+                                std::int64_t k, T* c, std::int64_t ldc, bool accumulate) const {
   TileProduct<T> product;
   product.c = c;
   product.ldc = ldc;

@@ -27,13 +27,17 @@ class AttentionBackward : AttentionBase<T> {
  public:
   AttentionBackward(const Kernels& kernels, const ir::Graph& graph, const AttentionStep& step,
                     const std::vector<std::byte*>& roots, std::byte* workspace)
-      : Base{kernels, graph, step, roots,
+      : Base{kernels,
+             graph,
+             step,
+             roots,
              std::get<ir::AttentionBackward>(graph.nodes[static_cast<std::size_t>(step.node)].op)
                  .rule,
              kSlots},
         bias_shape_{output(Slot::dbias).present
-                        ? graph.tensor(graph.nodes[static_cast<std::size_t>(step.node)]
-                                           .inputs[static_cast<std::size_t>(Slot::bias)])
+                        ? graph
+                              .tensor(graph.nodes[static_cast<std::size_t>(step.node)]
+                                          .inputs[static_cast<std::size_t>(Slot::bias)])
                               .shape
                         : Dims{}} {
     Carver carver{workspace};
@@ -59,12 +63,12 @@ class AttentionBackward : AttentionBase<T> {
   Status run() {
     LAWSON_CHECK(for_tiles(sizes_.kv_heads, sizes_.column_tiles(), pack_scratch(),
                            &AttentionBackward::pack_columns));
-    LAWSON_CHECK(for_tiles(sizes_.heads, sizes_.row_tiles(), pack_scratch(),
-                           &AttentionBackward::pack_rows));
+    LAWSON_CHECK(
+        for_tiles(sizes_.heads, sizes_.row_tiles(), pack_scratch(), &AttentionBackward::pack_rows));
     const std::size_t block = Block{*this, nullptr}.used;
     if (output(Slot::dq).present) {
-      LAWSON_CHECK(for_tiles(sizes_.heads, sizes_.row_tiles(), block,
-                             &AttentionBackward::query_gradient));
+      LAWSON_CHECK(
+          for_tiles(sizes_.heads, sizes_.row_tiles(), block, &AttentionBackward::query_gradient));
     }
     if (output(Slot::dk).present || output(Slot::dv).present) {
       LAWSON_CHECK(for_tiles(sizes_.kv_heads, sizes_.column_tiles(), block,
@@ -126,19 +130,18 @@ class AttentionBackward : AttentionBase<T> {
 
   void pack_columns(std::int64_t b, std::int64_t kv_head, std::int64_t tile, std::byte* scratch) {
     const std::int64_t first = tile * sizes_.tile;
-    const std::int64_t count =
-        std::clamp<std::int64_t>(Base::kv_length(b) - first, 0, sizes_.tile);
+    const std::int64_t count = std::clamp<std::int64_t>(Base::kv_length(b) - first, 0, sizes_.tile);
     if (count == 0) return;  // never read
     T* line = reinterpret_cast<T*>(scratch);
     const std::int64_t at = column_tile(b, kv_head, tile);
     const Location& k = input(Slot::k).at;
     Base::pack_lines(k, b, kv_head, first, count, sizes_.depth, nr_, line,
                      keys_across_ + at * sizes_.tile * sizes_.depth);
-    keys_finite_[at] = Base::pack_rows(k, b, kv_head, first, count, sizes_.depth,
-                                       sizes_.depth_padded, line,
-                                       keys_ + at * sizes_.tile * sizes_.depth_padded)
-                           ? 1
-                           : 0;
+    keys_finite_[at] =
+        Base::pack_rows(k, b, kv_head, first, count, sizes_.depth, sizes_.depth_padded, line,
+                        keys_ + at * sizes_.tile * sizes_.depth_padded)
+            ? 1
+            : 0;
     Base::pack_lines(input(Slot::v).at, b, kv_head, first, count, sizes_.value_depth, nr_, line,
                      values_ + at * sizes_.tile * sizes_.value_depth);
   }
@@ -166,8 +169,7 @@ class AttentionBackward : AttentionBase<T> {
       Base::load_row(input(Slot::o).at, b, h, first + r, sizes_.value_depth, line);
       Base::load_row(dout, b, h, first + r, sizes_.value_depth, other);
       delta_[at * sizes_.tile + r] = math().dot(line, other, sizes_.value_depth);
-      Base::load_row(input(Slot::stats).at, b, h, first + r, 1,
-                     log_sum_ + at * sizes_.tile + r);
+      Base::load_row(input(Slot::stats).at, b, h, first + r, 1, log_sum_ + at * sizes_.tile + r);
     }
   }
 
@@ -198,7 +200,8 @@ class AttentionBackward : AttentionBase<T> {
     const std::int64_t start = columns * tile;
     const Span here = intersect(all, {start, start + tile});
     const std::int64_t used = here.end - start;
-    const std::int64_t whole = (used + mr_ - 1) / mr_ * mr_;  // the transposed tile's panels of rows
+    const std::int64_t whole =
+        (used + mr_ - 1) / mr_ * mr_;  // the transposed tile's panels of rows
     const std::int64_t count = row_count(rows);
     const std::int64_t left = row_tile(b, h, rows);
     const std::int64_t right = column_tile(b, h / sizes_.group(), columns);
@@ -207,8 +210,8 @@ class AttentionBackward : AttentionBase<T> {
                    sizes_.depth, block.probabilities, tile, false);
     Base::multiply(AForm::packed, douts_left_ + left * tile * sizes_.value_depth,
                    mr_ * sizes_.value_depth, values_ + right * tile * sizes_.value_depth,
-                   nr_ * sizes_.value_depth, count, used, sizes_.value_depth, block.gradients,
-                   tile, false);
+                   nr_ * sizes_.value_depth, count, used, sizes_.value_depth, block.gradients, tile,
+                   false);
     for (std::int64_t r = 0; r < count; ++r) {
       const Span span = intersect(block.visible[r], here);
       T* p = block.probabilities + r * tile;
@@ -289,8 +292,8 @@ class AttentionBackward : AttentionBase<T> {
         } else {
           Base::multiply_visible(block.gradients, block.visible, count, here.begin, true, queries,
                                  sizes_.depth_padded, block.key_sums);
-          Base::multiply_visible(block.probabilities, block.visible, count, here.begin, true,
-                                 douts, sizes_.value_depth_padded, block.value_sums);
+          Base::multiply_visible(block.probabilities, block.visible, count, here.begin, true, douts,
+                                 sizes_.value_depth_padded, block.value_sums);
         }
       }
     }
@@ -317,27 +320,27 @@ class AttentionBackward : AttentionBase<T> {
     const auto tiles = [&](std::size_t axis) { return (bias_shape_[axis] + tile - 1) / tile; };
     const std::int64_t row_tiles = tiles(2);
     const std::int64_t column_tiles = tiles(3);
-    return parallel_for(
-        bias_shape_[0] * bias_shape_[1] * row_tiles * column_tiles, scratch_bytes,
-        [&](std::int64_t task, std::byte* scratch) {
-          const std::int64_t columns = task % column_tiles;
-          const std::int64_t rows = task / column_tiles % row_tiles;
-          const std::int64_t h = task / column_tiles / row_tiles % bias_shape_[1];
-          const std::int64_t b = task / column_tiles / row_tiles / bias_shape_[1];
-          Block block{*this, scratch};
-          std::fill(block.bias_sums, block.bias_sums + tile * tile, T{0});
-          const Span bs = owned(0, b, sizes_.batch);
-          const Span hs = owned(1, h, sizes_.heads);
-          const Span row_span = owned(2, rows, sizes_.row_tiles());
-          for (std::int64_t bi = bs.begin; bi < bs.end; ++bi) {
-            for (std::int64_t hi = hs.begin; hi < hs.end; ++hi) {
-              for (std::int64_t ri = row_span.begin; ri < row_span.end; ++ri) {
-                add_bias_gradient(bi, hi, ri, owned(3, columns, sizes_.column_tiles()), block);
-              }
-            }
-          }
-          store_bias_gradient(b, h, rows * tile, columns * tile, block);
-        });
+    return parallel_for(bias_shape_[0] * bias_shape_[1] * row_tiles * column_tiles, scratch_bytes,
+                        [&](std::int64_t task, std::byte* scratch) {
+                          const std::int64_t columns = task % column_tiles;
+                          const std::int64_t rows = task / column_tiles % row_tiles;
+                          const std::int64_t h = task / column_tiles / row_tiles % bias_shape_[1];
+                          const std::int64_t b = task / column_tiles / row_tiles / bias_shape_[1];
+                          Block block{*this, scratch};
+                          std::fill(block.bias_sums, block.bias_sums + tile * tile, T{0});
+                          const Span bs = owned(0, b, sizes_.batch);
+                          const Span hs = owned(1, h, sizes_.heads);
+                          const Span row_span = owned(2, rows, sizes_.row_tiles());
+                          for (std::int64_t bi = bs.begin; bi < bs.end; ++bi) {
+                            for (std::int64_t hi = hs.begin; hi < hs.end; ++hi) {
+                              for (std::int64_t ri = row_span.begin; ri < row_span.end; ++ri) {
+                                add_bias_gradient(bi, hi, ri,
+                                                  owned(3, columns, sizes_.column_tiles()), block);
+                              }
+                            }
+                          }
+                          store_bias_gradient(b, h, rows * tile, columns * tile, block);
+                        });
   }
 
   void add_bias_gradient(std::int64_t b, std::int64_t h, std::int64_t rows, Span columns,
@@ -378,8 +381,7 @@ class AttentionBackward : AttentionBase<T> {
       double sum = 0;
       for (std::int64_t b = 0; b < sizes_.batch; ++b) {
         for (std::int64_t i = 0; i < Base::q_length(b); ++i) {
-          const std::int64_t at =
-              row_tile(b, h, i / sizes_.tile) * sizes_.tile + i % sizes_.tile;
+          const std::int64_t at = row_tile(b, h, i / sizes_.tile) * sizes_.tile + i % sizes_.tile;
           if (log_sum_[at] == -kInfinity) continue;  // saw nothing
           sum -= std::exp(static_cast<double>(sink) - static_cast<double>(log_sum_[at])) *
                  static_cast<double>(delta_[at]);
@@ -393,8 +395,8 @@ class AttentionBackward : AttentionBase<T> {
   const Dims bias_shape_;
   // Per tile of columns.
   T* keys_across_ = nullptr;  // transposed right operand of Q K^T
-  T* keys_ = nullptr;       // right operand of dS K
-  T* values_ = nullptr;     // transposed right operand of dO V^T
+  T* keys_ = nullptr;         // right operand of dS K
+  T* values_ = nullptr;       // transposed right operand of dO V^T
   // Per tile of rows.
   T* queries_left_ = nullptr;  // left operand of Q K^T
   T* queries_ = nullptr;       // right operand of dS^T Q

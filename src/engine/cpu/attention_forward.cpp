@@ -24,7 +24,10 @@ class AttentionForward : AttentionBase<T> {
  public:
   AttentionForward(const Kernels& kernels, const ir::Graph& graph, const AttentionStep& step,
                    const std::vector<std::byte*>& roots, std::byte* workspace)
-      : Base{kernels, graph, step, roots,
+      : Base{kernels,
+             graph,
+             step,
+             roots,
              std::get<ir::Attention>(graph.nodes[static_cast<std::size_t>(step.node)].op).rule,
              kSlots} {
     Carver carver{workspace};
@@ -131,8 +134,7 @@ class AttentionForward : AttentionBase<T> {
     const std::int64_t used = here.end - start;
     const std::int64_t at = column_tile(b, h / sizes_.group(), tile);
     Base::multiply(AForm::packed, block.queries, mr_ * sizes_.depth, keys_ + at * key_elements(),
-                   nr_ * sizes_.depth, count, used, sizes_.depth, block.scores, sizes_.tile,
-                   false);
+                   nr_ * sizes_.depth, count, used, sizes_.depth, block.scores, sizes_.tile, false);
     for (std::int64_t r = 0; r < count; ++r) {
       const Span span = intersect(block.visible[r], here);
       T* row = block.scores + r * sizes_.tile;
@@ -183,8 +185,7 @@ class AttentionForward : AttentionBase<T> {
         Base::store_row(output(Slot::o).at, b, h, first + r, sizes_.value_depth, sums);
       }
       if (output(Slot::stats).present) {
-        const T log_sum =
-            denominator == 0 ? -kInfinity : block.maximum[r] + std::log(denominator);
+        const T log_sum = denominator == 0 ? -kInfinity : block.maximum[r] + std::log(denominator);
         Base::store_row(output(Slot::stats).at, b, h, first + r, 1, &log_sum);
       }
     }

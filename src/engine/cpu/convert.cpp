@@ -166,14 +166,30 @@ void load_elements(const Kernels& kernels, const void* data, DType dtype, std::i
     return;
   }
   switch (dtype) {
-    case DType::f64: load_plain<T, double>(data, first, stride, count, out); return;
-    case DType::f32: load_plain<T, float>(data, first, stride, count, out); return;
-    case DType::i64: load_plain<T, std::int64_t>(data, first, stride, count, out); return;
-    case DType::i32: load_plain<T, std::int32_t>(data, first, stride, count, out); return;
-    case DType::i8: load_plain<T, std::int8_t>(data, first, stride, count, out); return;
-    case DType::u8: load_plain<T, std::uint8_t>(data, first, stride, count, out); return;
-    case DType::f16: load_half(data, first, stride, count, out, kernels.f16_to_f32); return;
-    case DType::bf16: load_half(data, first, stride, count, out, kernels.bf16_to_f32); return;
+    case DType::f64:
+      load_plain<T, double>(data, first, stride, count, out);
+      return;
+    case DType::f32:
+      load_plain<T, float>(data, first, stride, count, out);
+      return;
+    case DType::i64:
+      load_plain<T, std::int64_t>(data, first, stride, count, out);
+      return;
+    case DType::i32:
+      load_plain<T, std::int32_t>(data, first, stride, count, out);
+      return;
+    case DType::i8:
+      load_plain<T, std::int8_t>(data, first, stride, count, out);
+      return;
+    case DType::u8:
+      load_plain<T, std::uint8_t>(data, first, stride, count, out);
+      return;
+    case DType::f16:
+      load_half(data, first, stride, count, out, kernels.f16_to_f32);
+      return;
+    case DType::bf16:
+      load_half(data, first, stride, count, out, kernels.bf16_to_f32);
+      return;
     case DType::f8e4m3:
     case DType::f8e5m2:
     case DType::f8e8m0: {
@@ -186,7 +202,9 @@ void load_elements(const Kernels& kernels, const void* data, DType dtype, std::i
     }
     case DType::f4e2m1:
     case DType::i4:
-    case DType::boolean: load_any(data, dtype, first, stride, count, out); return;
+    case DType::boolean:
+      load_any(data, dtype, first, stride, count, out);
+      return;
   }
 }
 
@@ -202,8 +220,12 @@ void store_elements(const Kernels& kernels, void* data, DType dtype, std::int64_
       store_plain<float>(data, first, stride, count, values,
                          [](T v) { return static_cast<float>(v); });
       return;
-    case DType::f16: store_half(data, first, stride, count, values, kernels.f32_to_f16); return;
-    case DType::bf16: store_half(data, first, stride, count, values, kernels.f32_to_bf16); return;
+    case DType::f16:
+      store_half(data, first, stride, count, values, kernels.f32_to_f16);
+      return;
+    case DType::bf16:
+      store_half(data, first, stride, count, values, kernels.f32_to_bf16);
+      return;
     case DType::i32:
       store_plain<std::int32_t>(data, first, stride, count, values, saturated<std::int32_t, T>);
       return;
@@ -214,9 +236,8 @@ void store_elements(const Kernels& kernels, void* data, DType dtype, std::int64_
       store_plain<std::uint8_t>(data, first, stride, count, values, saturated<std::uint8_t, T>);
       return;
     case DType::boolean:
-      store_plain<std::uint8_t>(data, first, stride, count, values, [](T v) {
-        return static_cast<std::uint8_t>(v != T{0} ? 1 : 0);
-      });
+      store_plain<std::uint8_t>(data, first, stride, count, values,
+                                [](T v) { return static_cast<std::uint8_t>(v != T{0} ? 1 : 0); });
       return;
     case DType::f8e4m3:
     case DType::f8e5m2:
@@ -249,10 +270,10 @@ template void load_elements(const Kernels&, const void*, DType, std::int64_t, st
                             std::int64_t, double*);
 template void load_elements(const Kernels&, const void*, DType, std::int64_t, std::int64_t,
                             std::int64_t, std::uint32_t*);
-template void store_elements(const Kernels&, void*, DType, std::int64_t, std::int64_t,
-                             std::int64_t, const float*);
-template void store_elements(const Kernels&, void*, DType, std::int64_t, std::int64_t,
-                             std::int64_t, const double*);
+template void store_elements(const Kernels&, void*, DType, std::int64_t, std::int64_t, std::int64_t,
+                             const float*);
+template void store_elements(const Kernels&, void*, DType, std::int64_t, std::int64_t, std::int64_t,
+                             const double*);
 template void round_elements(const Kernels&, DType, std::int64_t, float*);
 template void round_elements(const Kernels&, DType, std::int64_t, double*);
 

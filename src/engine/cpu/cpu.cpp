@@ -33,9 +33,12 @@ std::string plan_name(const ir::Graph& graph, const Kernels& kernels) {
     return std::any_of(graph.nodes.begin(), graph.nodes.end(), test);
   };
   const bool attention = any(is_attention);
-  const bool matmul = any(
-      [](const ir::Node& node) { return std::holds_alternative<ir::Matmul>(node.op); });
-  return fmt::format("cpu-{}-{}-{}", attention ? "flash" : matmul ? "matmul" : "pointwise",
+  const bool matmul =
+      any([](const ir::Node& node) { return std::holds_alternative<ir::Matmul>(node.op); });
+  return fmt::format("cpu-{}-{}-{}",
+                     attention ? "flash"
+                     : matmul  ? "matmul"
+                               : "pointwise",
                      has_f64(graph) ? "f64" : "f32", kernels.name);
 }
 
@@ -144,8 +147,7 @@ class CpuEngine : public Engine {
 
   Result<std::shared_ptr<Loaded>> load(const Plan& plan, const Device& device) override {
     if (plan.engine != name() || !accepts(device)) {
-      return invalid("cpu engine: a plan of engine '{}' for device '{}'", plan.engine,
-                     device.name);
+      return invalid("cpu engine: a plan of engine '{}' for device '{}'", plan.engine, device.name);
     }
     if (plan.engine_version != kVersion) {
       return error(ErrorKind::unavailable, "cpu engine {}: the plan is of version {}", kVersion,
@@ -170,8 +172,8 @@ class CpuEngine : public Engine {
                  void* /*stream*/) override {
     const Program& program = static_cast<const CpuLoaded&>(loaded).program();
     const ir::Graph& graph = program.graph;
-    const auto count = static_cast<std::size_t>(graph.input_count) +
-                       static_cast<std::size_t>(graph.output_count);
+    const auto count =
+        static_cast<std::size_t>(graph.input_count) + static_cast<std::size_t>(graph.output_count);
     std::vector<std::byte*> roots(graph.tensors.size(), nullptr);
     for (const Binding& binding : bindings) {
       const auto id = static_cast<std::size_t>(binding.uid - 1);
@@ -200,12 +202,11 @@ class CpuEngine : public Engine {
 
   Arithmetic arithmetic(const ir::Graph& graph) const override {
     // Mixed graphs compute their f32 parts in f32.
-    const bool all_f64 = has_f64(graph) &&
-                         std::none_of(graph.tensors.begin(), graph.tensors.end(),
-                                      [](const ir::Tensor& tensor) {
-                                        return is_float(tensor.dtype) &&
-                                               tensor.dtype != DType::f64 && !tensor.by_value;
-                                      });
+    const bool all_f64 =
+        has_f64(graph) &&
+        std::none_of(graph.tensors.begin(), graph.tensors.end(), [](const ir::Tensor& tensor) {
+          return is_float(tensor.dtype) && tensor.dtype != DType::f64 && !tensor.by_value;
+        });
     const double unit = all_f64 ? 0x1p-53 : 0x1p-24;
     return {.operand_roundoff = 0,
             .accumulate_roundoff = unit,

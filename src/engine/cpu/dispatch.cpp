@@ -15,11 +15,13 @@ extern const Kernels kernels_v4;
 
 const Kernels* kernels_for(Isa isa) {
   switch (isa) {
-    case Isa::generic: return &kernels_generic;
+    case Isa::generic:
+      return &kernels_generic;
 #if defined(__x86_64__)
     // The levels' features that the kernels use; the builtin also asks whether the operating
     // system saves the wide registers.
-    case Isa::v2: return __builtin_cpu_supports("sse4.2") != 0 ? &kernels_v2 : nullptr;
+    case Isa::v2:
+      return __builtin_cpu_supports("sse4.2") != 0 ? &kernels_v2 : nullptr;
     case Isa::v3:
       return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0 &&
                      __builtin_cpu_supports("bmi2") != 0
@@ -33,7 +35,8 @@ const Kernels* kernels_for(Isa isa) {
                  ? &kernels_v4
                  : nullptr;
 #endif
-    default: return nullptr;
+    default:
+      return nullptr;
   }
 }
 

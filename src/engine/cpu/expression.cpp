@@ -66,8 +66,7 @@ void merge_axes(Expression& expression) {
     if (expression.shape[i] != 1) continue;
     const auto at = static_cast<std::ptrdiff_t>(i);
     expression.shape.erase(expression.shape.begin() + at);
-    visit_locations(expression,
-                    [&](Location& l) { l.strides.erase(l.strides.begin() + at); });
+    visit_locations(expression, [&](Location& l) { l.strides.erase(l.strides.begin() + at); });
   }
   for (std::size_t i = expression.shape.size(); i-- > 1;) {
     bool mergeable = true;
@@ -78,8 +77,7 @@ void merge_axes(Expression& expression) {
     const auto at = static_cast<std::ptrdiff_t>(i);
     expression.shape[i - 1] *= expression.shape[i];
     expression.shape.erase(expression.shape.begin() + at);
-    visit_locations(expression,
-                    [&](Location& l) { l.strides.erase(l.strides.begin() + at - 1); });
+    visit_locations(expression, [&](Location& l) { l.strides.erase(l.strides.begin() + at - 1); });
   }
 }
 
@@ -162,12 +160,12 @@ void Evaluator<T>::apply(const Apply& apply, const Value& value, T* slot, std::i
               case ir::LogicalKind::or_:
                 logical([](T a, T b) { return a != T{0} || b != T{0}; });
                 return;
-              case ir::LogicalKind::not_: logical([](T a, T) { return a == T{0}; }); return;
+              case ir::LogicalKind::not_:
+                logical([](T a, T) { return a == T{0}; });
+                return;
             }
           },
-          [&](const ir::Select&) {
-            math.select(operand(0), operand(1), operand(2), slot, count);
-          },
+          [&](const ir::Select&) { math.select(operand(0), operand(1), operand(2), slot, count); },
           [&](const ir::Clamp& op) {
             math.clamp(static_cast<T>(op.min), static_cast<T>(op.max), operand(0), slot, count);
           },
@@ -223,26 +221,25 @@ Status run_as(const Kernels& kernels, const Expression& expression,
       expression.shares_bytes()
           ? items
           : std::max<std::int64_t>(1, kTaskElements / std::min(width, kChunk));
-  return parallel_for(
-      (items + per_task - 1) / per_task, evaluator_scratch(expression),
-      [&](std::int64_t task, std::byte* scratch) {
-        Evaluator<T> evaluator{kernels, expression, roots, scratch};
-        Dims index(expression.shape.size(), 0);
-        const std::int64_t end = std::min(items, (task + 1) * per_task);
-        for (std::int64_t item = task * per_task; item < end; ++item) {
-          std::int64_t row = item / pieces;
-          const std::int64_t start = item % pieces * kChunk;
-          for (std::size_t i = index.size(); i-- > 0;) {
-            if (i + 1 == index.size()) {
-              index[i] = start;
-            } else {
-              index[i] = row % expression.shape[i];
-              row /= expression.shape[i];
-            }
-          }
-          evaluator.run(index, std::min(kChunk, width - start));
-        }
-      });
+  return parallel_for((items + per_task - 1) / per_task, evaluator_scratch(expression),
+                      [&](std::int64_t task, std::byte* scratch) {
+                        Evaluator<T> evaluator{kernels, expression, roots, scratch};
+                        Dims index(expression.shape.size(), 0);
+                        const std::int64_t end = std::min(items, (task + 1) * per_task);
+                        for (std::int64_t item = task * per_task; item < end; ++item) {
+                          std::int64_t row = item / pieces;
+                          const std::int64_t start = item % pieces * kChunk;
+                          for (std::size_t i = index.size(); i-- > 0;) {
+                            if (i + 1 == index.size()) {
+                              index[i] = start;
+                            } else {
+                              index[i] = row % expression.shape[i];
+                              row /= expression.shape[i];
+                            }
+                          }
+                          evaluator.run(index, std::min(kChunk, width - start));
+                        }
+                      });
 }
 
 }  // namespace

@@ -39,9 +39,9 @@ struct Accumulator {  // the matmul's sum at this element
 };
 
 struct Apply {
-  ir::Op op;                       // a pointwise one
-  std::array<int, 3> operands{};   // numbers of earlier values
-  bool integer = false;            // integer operands: division truncates
+  ir::Op op;                      // a pointwise one
+  std::array<int, 3> operands{};  // numbers of earlier values
+  bool integer = false;           // integer operands: division truncates
   bool operator==(const Apply&) const = default;
 };
 

@@ -3,7 +3,8 @@
 //
 // Panels. A (left operand) is cut into panels of kMr rows, B (right operand) into panels of `nr`
 // columns; both are padded with zeros, so that the microkernel never sees an edge:
-//   packed A: a[panel * a_panel + k * kMr + row]      packed B: b[panel * b_panel + k * nr + column]
+//   packed A: a[panel * a_panel + k * kMr + row]      packed B: b[panel * b_panel + k * nr +
+//   column]
 #pragma once
 
 #include <cstdint>
@@ -50,14 +51,14 @@ struct MathKernels {
   void (*select)(const T* predicate, const T* a, const T* b, T* y, std::int64_t n);
   void (*clamp)(T low, T high, const T* x, T* y, std::int64_t n);
 
-  T (*max)(const T* x, std::int64_t n, T start);    // ignores NaN
-  T (*exp_sum)(T* x, std::int64_t n, T shift);      // x = exp(x - shift); returns the sum
-  void (*softcap)(T* x, std::int64_t n, T cap);     // x = cap tanh(x / cap)
+  T (*max)(const T* x, std::int64_t n, T start);  // ignores NaN
+  T (*exp_sum)(T* x, std::int64_t n, T shift);    // x = exp(x - shift); returns the sum
+  void (*softcap)(T* x, std::int64_t n, T cap);   // x = cap tanh(x / cap)
   void (*scale)(T* x, std::int64_t n, T factor);
-  void (*add)(T* y, const T* x, std::int64_t n);    // y += x
-  void (*add_scaled)(T* y, const T* x, std::int64_t n, T factor);   // y += factor x
-  void (*add_ramp)(T* x, std::int64_t n, T first, T step);          // x[i] += first + i step
-  void (*gradient)(const T* p, T* dp, std::int64_t n, T delta);     // dp = p (dp - delta)
+  void (*add)(T* y, const T* x, std::int64_t n);                   // y += x
+  void (*add_scaled)(T* y, const T* x, std::int64_t n, T factor);  // y += factor x
+  void (*add_ramp)(T* x, std::int64_t n, T first, T step);         // x[i] += first + i step
+  void (*gradient)(const T* p, T* dp, std::int64_t n, T delta);    // dp = p (dp - delta)
   T (*dot)(const T* a, const T* b, std::int64_t n);
   bool (*finite)(const T* x, std::int64_t n);
 };

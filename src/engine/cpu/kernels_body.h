@@ -141,29 +141,37 @@ void product(const TileProduct<T>& p) {
 
 template <typename T>
 constexpr ProductKernels<T> product_kernels() {
-  return {2 * kLanes<T>,
-          {product<T, AForm::packed>, product<T, AForm::tile_rows>,
-           product<T, AForm::tile_columns>}};
+  return {
+      2 * kLanes<T>,
+      {product<T, AForm::packed>, product<T, AForm::tile_rows>, product<T, AForm::tile_columns>}};
 }
 
 // ---- f32 functions -----------------------------------------------------------------------------
 
-inline VecU bits_of(VecF x) { return __builtin_bit_cast(VecU, x); }
-inline VecF float_of(VecU x) { return __builtin_bit_cast(VecF, x); }
+inline VecU bits_of(VecF x) {
+  return __builtin_bit_cast(VecU, x);
+}
+inline VecF float_of(VecU x) {
+  return __builtin_bit_cast(VecF, x);
+}
 
 inline VecF select(VecI mask, VecF a, VecF b) {
   const VecU m = __builtin_bit_cast(VecU, mask);
   return float_of((bits_of(a) & m) | (bits_of(b) & ~m));
 }
 
-inline VecF magnitude(VecF x) { return float_of(bits_of(x) & splat<std::uint32_t>(0x7fffffffU)); }
+inline VecF magnitude(VecF x) {
+  return float_of(bits_of(x) & splat<std::uint32_t>(0x7fffffffU));
+}
 
 inline VecF with_sign_of(VecF x, VecF sign) {
   return float_of(bits_of(x) | (bits_of(sign) & splat<std::uint32_t>(0x80000000U)));
 }
 
 // 2^n for the integers n whose power is a normal number.
-inline VecF power_of_two(VecU n) { return float_of((n + 127U) << 23U); }
+inline VecF power_of_two(VecU n) {
+  return float_of((n + 127U) << 23U);
+}
 
 // e^x over the whole range, subnormal results included, within 1.5 units in the last place:
 // reduction by multiples of ln 2 in two parts and Cephes' polynomial of degree 7.
@@ -255,27 +263,41 @@ inline void map(const T* x, T* y, Count n, F function) {
 inline double slow_unary(ir::UnaryKind kind, double parameter, double x) {
   using ir::UnaryKind;
   switch (kind) {
-    case UnaryKind::exp: return __builtin_exp(x);
-    case UnaryKind::log: return __builtin_log(x);
-    case UnaryKind::log1p: return __builtin_log1p(x);
-    case UnaryKind::expm1: return __builtin_expm1(x);
-    case UnaryKind::rsqrt: return 1.0 / __builtin_sqrt(x);
-    case UnaryKind::sin: return __builtin_sin(x);
-    case UnaryKind::cos: return __builtin_cos(x);
-    case UnaryKind::tan: return __builtin_tan(x);
-    case UnaryKind::tanh: return __builtin_tanh(x);
-    case UnaryKind::erf: return __builtin_erf(x);
-    case UnaryKind::elu: return x < 0 ? parameter * __builtin_expm1(x) : x;
+    case UnaryKind::exp:
+      return __builtin_exp(x);
+    case UnaryKind::log:
+      return __builtin_log(x);
+    case UnaryKind::log1p:
+      return __builtin_log1p(x);
+    case UnaryKind::expm1:
+      return __builtin_expm1(x);
+    case UnaryKind::rsqrt:
+      return 1.0 / __builtin_sqrt(x);
+    case UnaryKind::sin:
+      return __builtin_sin(x);
+    case UnaryKind::cos:
+      return __builtin_cos(x);
+    case UnaryKind::tan:
+      return __builtin_tan(x);
+    case UnaryKind::tanh:
+      return __builtin_tanh(x);
+    case UnaryKind::erf:
+      return __builtin_erf(x);
+    case UnaryKind::elu:
+      return x < 0 ? parameter * __builtin_expm1(x) : x;
     case UnaryKind::softplus:
       return (x > 0 ? x : 0.0) + __builtin_log1p(__builtin_exp(-__builtin_fabs(x)));
     case UnaryKind::sigmoid:
       return x < 0 ? __builtin_exp(x) / (1.0 + __builtin_exp(x)) : 1.0 / (1.0 + __builtin_exp(-x));
-    case UnaryKind::silu: return x * slow_unary(UnaryKind::sigmoid, 0, x);
-    case UnaryKind::gelu: return 0.5 * x * __builtin_erfc(x * -0.70710678118654752440);
+    case UnaryKind::silu:
+      return x * slow_unary(UnaryKind::sigmoid, 0, x);
+    case UnaryKind::gelu:
+      return 0.5 * x * __builtin_erfc(x * -0.70710678118654752440);
     case UnaryKind::gelu_tanh:
       return x * slow_unary(UnaryKind::sigmoid, 0,
                             2 * 0.79788456080286535588 * (x + 0.044715 * x * x * x));
-    default: return x;
+    default:
+      return x;
   }
 }
 
@@ -287,8 +309,12 @@ inline bool plain_unary(ir::UnaryKind kind, T parameter, const T* x, T* y, Count
   constexpr T one = 1;
   constexpr T six = 6;
   switch (kind) {
-    case UnaryKind::neg: map(x, y, n, [](T v) { return -v; }); return true;
-    case UnaryKind::abs: map(x, y, n, [](T v) { return v < zero ? -v : v + zero; }); return true;
+    case UnaryKind::neg:
+      map(x, y, n, [](T v) { return -v; });
+      return true;
+    case UnaryKind::abs:
+      map(x, y, n, [](T v) { return v < zero ? -v : v + zero; });
+      return true;
     case UnaryKind::sqrt:
       if constexpr (sizeof(T) == 8) {
         map(x, y, n, [](T v) { return __builtin_sqrt(v); });
@@ -296,7 +322,9 @@ inline bool plain_unary(ir::UnaryKind kind, T parameter, const T* x, T* y, Count
         map(x, y, n, [](T v) { return __builtin_sqrtf(v); });
       }
       return true;
-    case UnaryKind::reciprocal: map(x, y, n, [](T v) { return one / v; }); return true;
+    case UnaryKind::reciprocal:
+      map(x, y, n, [](T v) { return one / v; });
+      return true;
     case UnaryKind::ceil:
       map(x, y, n, [](T v) { return static_cast<T>(__builtin_ceil(static_cast<double>(v))); });
       return true;
@@ -309,14 +337,17 @@ inline bool plain_unary(ir::UnaryKind kind, T parameter, const T* x, T* y, Count
     case UnaryKind::sign:
       map(x, y, n, [](T v) { return v > zero ? one : v < zero ? -one : v == zero ? zero : v; });
       return true;
-    case UnaryKind::relu: map(x, y, n, [](T v) { return v < zero ? zero : v; }); return true;
+    case UnaryKind::relu:
+      map(x, y, n, [](T v) { return v < zero ? zero : v; });
+      return true;
     case UnaryKind::leaky_relu:
       map(x, y, n, [parameter](T v) { return v < zero ? parameter * v : v; });
       return true;
     case UnaryKind::relu6:
       map(x, y, n, [](T v) { return v < zero ? zero : v > six ? six : v; });
       return true;
-    default: return false;
+    default:
+      return false;
   }
 }
 
@@ -324,13 +355,21 @@ void unary_f32(ir::UnaryKind kind, float parameter, const float* x, float* y, Co
   using ir::UnaryKind;
   if (plain_unary(kind, parameter, x, y, n)) return;
   switch (kind) {
-    case UnaryKind::exp: map_vector(x, y, n, [](VecF v) { return exp_vector(v); }); return;
-    case UnaryKind::tanh: map_vector(x, y, n, [](VecF v) { return tanh_vector(v); }); return;
-    case UnaryKind::sigmoid: map_vector(x, y, n, [](VecF v) { return sigmoid_vector(v); }); return;
+    case UnaryKind::exp:
+      map_vector(x, y, n, [](VecF v) { return exp_vector(v); });
+      return;
+    case UnaryKind::tanh:
+      map_vector(x, y, n, [](VecF v) { return tanh_vector(v); });
+      return;
+    case UnaryKind::sigmoid:
+      map_vector(x, y, n, [](VecF v) { return sigmoid_vector(v); });
+      return;
     case UnaryKind::silu:
       map_vector(x, y, n, [](VecF v) { return v * sigmoid_vector(v); });
       return;
-    case UnaryKind::gelu: map_vector(x, y, n, [](VecF v) { return gelu_vector(v); }); return;
+    case UnaryKind::gelu:
+      map_vector(x, y, n, [](VecF v) { return gelu_vector(v); });
+      return;
     case UnaryKind::gelu_tanh:
       map_vector(x, y, n, [](VecF v) { return gelu_tanh_vector(v); });
       return;
@@ -356,10 +395,18 @@ template <typename T>
 void binary(ir::BinaryKind kind, const T* a, const T* b, T* y, Count n) {
   using ir::BinaryKind;
   switch (kind) {
-    case BinaryKind::add: zip(a, b, y, n, [](T u, T v) { return u + v; }); return;
-    case BinaryKind::sub: zip(a, b, y, n, [](T u, T v) { return u - v; }); return;
-    case BinaryKind::mul: zip(a, b, y, n, [](T u, T v) { return u * v; }); return;
-    case BinaryKind::div: zip(a, b, y, n, [](T u, T v) { return u / v; }); return;
+    case BinaryKind::add:
+      zip(a, b, y, n, [](T u, T v) { return u + v; });
+      return;
+    case BinaryKind::sub:
+      zip(a, b, y, n, [](T u, T v) { return u - v; });
+      return;
+    case BinaryKind::mul:
+      zip(a, b, y, n, [](T u, T v) { return u * v; });
+      return;
+    case BinaryKind::div:
+      zip(a, b, y, n, [](T u, T v) { return u / v; });
+      return;
     case BinaryKind::min:  // NaN wins, from either side
       zip(a, b, y, n, [](T u, T v) { return u != u || v != v ? u + v : u < v ? u : v; });
       return;
@@ -385,12 +432,24 @@ void compare(ir::CompareKind kind, const T* a, const T* b, T* y, Count n) {
   constexpr T yes = 1;
   constexpr T no = 0;
   switch (kind) {
-    case CompareKind::eq: zip(a, b, y, n, [](T u, T v) { return u == v ? yes : no; }); return;
-    case CompareKind::ne: zip(a, b, y, n, [](T u, T v) { return u != v ? yes : no; }); return;
-    case CompareKind::lt: zip(a, b, y, n, [](T u, T v) { return u < v ? yes : no; }); return;
-    case CompareKind::le: zip(a, b, y, n, [](T u, T v) { return u <= v ? yes : no; }); return;
-    case CompareKind::gt: zip(a, b, y, n, [](T u, T v) { return u > v ? yes : no; }); return;
-    case CompareKind::ge: zip(a, b, y, n, [](T u, T v) { return u >= v ? yes : no; }); return;
+    case CompareKind::eq:
+      zip(a, b, y, n, [](T u, T v) { return u == v ? yes : no; });
+      return;
+    case CompareKind::ne:
+      zip(a, b, y, n, [](T u, T v) { return u != v ? yes : no; });
+      return;
+    case CompareKind::lt:
+      zip(a, b, y, n, [](T u, T v) { return u < v ? yes : no; });
+      return;
+    case CompareKind::le:
+      zip(a, b, y, n, [](T u, T v) { return u <= v ? yes : no; });
+      return;
+    case CompareKind::gt:
+      zip(a, b, y, n, [](T u, T v) { return u > v ? yes : no; });
+      return;
+    case CompareKind::ge:
+      zip(a, b, y, n, [](T u, T v) { return u >= v ? yes : no; });
+      return;
   }
 }
 
@@ -579,7 +638,8 @@ void f16_to_f32(const std::uint16_t* x, float* y, Count n) {
     const float value = __builtin_bit_cast(float, size << 13U) * 0x1p112F;
     const std::uint32_t bits = __builtin_bit_cast(std::uint32_t, value);
     const std::uint32_t special = (size << 13U) | 0x7f800000U;
-    y[i] = __builtin_bit_cast(float, (size >= 0x7c00U ? special : bits) | ((half & 0x8000U) << 16U));
+    y[i] =
+        __builtin_bit_cast(float, (size >= 0x7c00U ? special : bits) | ((half & 0x8000U) << 16U));
   }
 }
 

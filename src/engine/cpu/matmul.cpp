@@ -21,7 +21,9 @@ std::int64_t round_up(std::int64_t value, std::int64_t unit) {
   return (value + unit - 1) / unit * unit;
 }
 
-std::int64_t blocks(std::int64_t value, std::int64_t unit) { return (value + unit - 1) / unit; }
+std::int64_t blocks(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit;
+}
 
 std::size_t bytes_of(std::int64_t elements, std::size_t element) {
   return align_up(static_cast<std::size_t>(elements) * element);
@@ -68,7 +70,10 @@ class Reader {
  public:
   Reader(const Kernels& kernels, const Expression& operand, const std::vector<std::byte*>& roots,
          std::byte* scratch)
-      : kernels_{kernels}, operand_{operand}, roots_{roots}, scratch_{scratch},
+      : kernels_{kernels},
+        operand_{operand},
+        roots_{roots},
+        scratch_{scratch},
         plain_{plain_location(operand)} {}
 
   // Whether reading down a column is as good as, or better than, along a row.
@@ -134,8 +139,13 @@ class Matmul {
  public:
   Matmul(const Kernels& kernels, const MatmulStep& step, const std::vector<std::byte*>& roots,
          std::byte* workspace)
-      : kernels_{kernels}, step_{step}, roots_{roots}, shape_{shape_of(step)},
-        mr_{kernels.mr}, nr_{kernels.product<T>().nr}, tile_{kernels.tile},
+      : kernels_{kernels},
+        step_{step},
+        roots_{roots},
+        shape_{shape_of(step)},
+        mr_{kernels.mr},
+        nr_{kernels.product<T>().nr},
+        tile_{kernels.tile},
         b_packed_{reinterpret_cast<T*>(workspace)} {}
 
   static std::size_t workspace(const Kernels& kernels, const MatmulStep& step) {
@@ -200,8 +210,7 @@ class Matmul {
             }
             return;
           }
-          const std::int64_t width =
-              std::min(columns, panel_end * nr_) - panel_first * nr_;
+          const std::int64_t width = std::min(columns, panel_end * nr_) - panel_first * nr_;
           const std::int64_t padded = (panel_end - panel_first) * nr_;
           std::fill(buffer + width, buffer + padded, T{0});
           column = first + panel_first * nr_;
@@ -245,8 +254,8 @@ class Matmul {
                             const std::int64_t task = call * per_call + t;
                             const std::int64_t rows = task / parts;
                             const std::int64_t start = task % parts * width;
-                            block(batch_first + rows / row_blocks, rows % row_blocks * tile_,
-                                  first, start, std::min(width, columns - start), width, scratch);
+                            block(batch_first + rows / row_blocks, rows % row_blocks * tile_, first,
+                                  start, std::min(width, columns - start), width, scratch);
                           }
                         });
   }
@@ -370,9 +379,12 @@ class Matmul {
 
 std::size_t matmul_workspace(const Kernels& kernels, const MatmulStep& step) {
   switch (step.compute) {
-    case MatmulStep::Compute::f32: return Matmul<float>::workspace(kernels, step);
-    case MatmulStep::Compute::f64: return Matmul<double>::workspace(kernels, step);
-    case MatmulStep::Compute::i32: return Matmul<std::uint32_t>::workspace(kernels, step);
+    case MatmulStep::Compute::f32:
+      return Matmul<float>::workspace(kernels, step);
+    case MatmulStep::Compute::f64:
+      return Matmul<double>::workspace(kernels, step);
+    case MatmulStep::Compute::i32:
+      return Matmul<std::uint32_t>::workspace(kernels, step);
   }
   return 0;
 }
@@ -380,8 +392,10 @@ std::size_t matmul_workspace(const Kernels& kernels, const MatmulStep& step) {
 Status run_matmul(const Kernels& kernels, const MatmulStep& step,
                   const std::vector<std::byte*>& roots, std::byte* workspace) {
   switch (step.compute) {
-    case MatmulStep::Compute::f32: return Matmul<float>{kernels, step, roots, workspace}.run();
-    case MatmulStep::Compute::f64: return Matmul<double>{kernels, step, roots, workspace}.run();
+    case MatmulStep::Compute::f32:
+      return Matmul<float>{kernels, step, roots, workspace}.run();
+    case MatmulStep::Compute::f64:
+      return Matmul<double>{kernels, step, roots, workspace}.run();
     case MatmulStep::Compute::i32:
       return Matmul<std::uint32_t>{kernels, step, roots, workspace}.run();
   }

@@ -198,6 +198,8 @@ Status parallel_for(std::int64_t count, std::size_t scratch_bytes, const Task& t
   return {};
 }
 
-int thread_count() { return pool().thread_count(); }
+int thread_count() {
+  return pool().thread_count();
+}
 
 }  // namespace lawson::cpu

@@ -157,8 +157,7 @@ class Planner {
   int use(TensorId id, int step, Expression& expression) {
     const State& s = state(id);
     if (s.step == step && s.value >= 0) return s.value;
-    const Location location =
-        broadcast_location(stored(id), tensor(id).shape, expression.shape);
+    const Location location = broadcast_location(stored(id), tensor(id).shape, expression.shape);
     return expression.add({location, tensor(id).dtype});
   }
 
@@ -226,9 +225,9 @@ class Planner {
   // needs that group, or the tensor read from memory.
   Expression operand(TensorId id, std::size_t reader) {
     const int step = state(id).step;
-    auto* group = step < 0 ? nullptr
-                           : std::get_if<PointwiseStep>(
-                                 &program_.steps[static_cast<std::size_t>(step)]);
+    auto* group = step < 0
+                      ? nullptr
+                      : std::get_if<PointwiseStep>(&program_.steps[static_cast<std::size_t>(step)]);
     if (group != nullptr && state(id).value >= 0 && group->expression.sinks.empty() &&
         private_to(step, id, reader)) {
       Expression expression = std::move(group->expression);
@@ -271,7 +270,8 @@ class Planner {
     const bool integer = !is_float(tensor(a).dtype);
     const bool wide = tensor(a).dtype == DType::f64 || tensor(b).dtype == DType::f64;
     step.compute = integer ? MatmulStep::Compute::i32
-                           : wide ? MatmulStep::Compute::f64 : MatmulStep::Compute::f32;
+                   : wide  ? MatmulStep::Compute::f64
+                           : MatmulStep::Compute::f32;
     step.k = tensor(a).shape.back();
     step.a = operand(a, number_of(node));
     step.b = operand(b, number_of(node));
@@ -470,16 +470,16 @@ class Planner {
     std::int64_t total = 0;
     for (Program::Memory& memory : program_.memory) {
       if (memory.bytes == 0 || memory.first_step < 0) continue;
-      const auto size = static_cast<std::int64_t>(
-          align_up(static_cast<std::size_t>(memory.bytes)));
+      const auto size = static_cast<std::int64_t>(align_up(static_cast<std::size_t>(memory.bytes)));
       std::int64_t offset = 0;
       for (bool moved = true; moved;) {
         moved = false;
         for (const Program::Memory* other : placed) {
-          const auto other_end = other->offset + static_cast<std::int64_t>(align_up(
-                                                     static_cast<std::size_t>(other->bytes)));
-          const bool alive = other->first_step <= memory.last_step &&
-                             memory.first_step <= other->last_step;
+          const auto other_end =
+              other->offset +
+              static_cast<std::int64_t>(align_up(static_cast<std::size_t>(other->bytes)));
+          const bool alive =
+              other->first_step <= memory.last_step && memory.first_step <= other->last_step;
           if (alive && offset < other_end && other->offset < offset + size) {
             offset = other_end;
             moved = true;

@@ -57,7 +57,7 @@ struct Program {
 
   // Roots below graph.tensors.size() are that tensor's; the others are ours.
   struct Memory {
-    std::int64_t bytes = 0;   // of workspace; 0 for inputs and outputs, which the caller binds
+    std::int64_t bytes = 0;  // of workspace; 0 for inputs and outputs, which the caller binds
     std::int64_t offset = 0;
     int first_step = -1;
     int last_step = -1;

@@ -15,10 +15,14 @@ using ir::ReduceKind;
 double initial(ReduceKind kind) {
   constexpr double kInfinity = std::numeric_limits<double>::infinity();
   switch (kind) {
-    case ReduceKind::max: return -kInfinity;
-    case ReduceKind::min: return kInfinity;
-    case ReduceKind::prod: return 1;
-    default: return 0;
+    case ReduceKind::max:
+      return -kInfinity;
+    case ReduceKind::min:
+      return kInfinity;
+    case ReduceKind::prod:
+      return 1;
+    default:
+      return 0;
   }
 }
 
@@ -30,13 +34,20 @@ template <ReduceKind kKind>
 double combine(double sum, double v) {
   switch (kKind) {
     case ReduceKind::sum:
-    case ReduceKind::mean: return sum + v;
-    case ReduceKind::max: return nan_or(sum, v, sum > v ? sum : v);
-    case ReduceKind::min: return nan_or(sum, v, sum < v ? sum : v);
-    case ReduceKind::prod: return sum * v;
-    case ReduceKind::amax: return nan_or(sum, v, std::max(sum, std::fabs(v)));
-    case ReduceKind::norm1: return sum + std::fabs(v);
-    case ReduceKind::norm2: return sum + v * v;
+    case ReduceKind::mean:
+      return sum + v;
+    case ReduceKind::max:
+      return nan_or(sum, v, sum > v ? sum : v);
+    case ReduceKind::min:
+      return nan_or(sum, v, sum < v ? sum : v);
+    case ReduceKind::prod:
+      return sum * v;
+    case ReduceKind::amax:
+      return nan_or(sum, v, std::max(sum, std::fabs(v)));
+    case ReduceKind::norm1:
+      return sum + std::fabs(v);
+    case ReduceKind::norm2:
+      return sum + v * v;
   }
   return sum;
 }
@@ -63,14 +74,22 @@ using Fold = void (*)(const T* values, std::int64_t count, bool reduced, double*
 template <typename T>
 Fold<T> fold_of(ReduceKind kind) {
   switch (kind) {
-    case ReduceKind::sum: return fold<ReduceKind::sum, T>;
-    case ReduceKind::max: return fold<ReduceKind::max, T>;
-    case ReduceKind::min: return fold<ReduceKind::min, T>;
-    case ReduceKind::mean: return fold<ReduceKind::mean, T>;
-    case ReduceKind::prod: return fold<ReduceKind::prod, T>;
-    case ReduceKind::amax: return fold<ReduceKind::amax, T>;
-    case ReduceKind::norm1: return fold<ReduceKind::norm1, T>;
-    case ReduceKind::norm2: return fold<ReduceKind::norm2, T>;
+    case ReduceKind::sum:
+      return fold<ReduceKind::sum, T>;
+    case ReduceKind::max:
+      return fold<ReduceKind::max, T>;
+    case ReduceKind::min:
+      return fold<ReduceKind::min, T>;
+    case ReduceKind::mean:
+      return fold<ReduceKind::mean, T>;
+    case ReduceKind::prod:
+      return fold<ReduceKind::prod, T>;
+    case ReduceKind::amax:
+      return fold<ReduceKind::amax, T>;
+    case ReduceKind::norm1:
+      return fold<ReduceKind::norm1, T>;
+    case ReduceKind::norm2:
+      return fold<ReduceKind::norm2, T>;
   }
   return fold<ReduceKind::sum, T>;
 }
