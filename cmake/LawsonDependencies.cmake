@@ -28,3 +28,9 @@ endif()
 if(LAWSON_CUDNN)
   include(LawsonCudnn)
 endif()
+
+# fmt is compiled once: header-only use costs every other translation unit seconds.
+add_library(lawson_fmt STATIC ${CMAKE_CURRENT_LIST_DIR}/deps/fmt.cpp)
+target_include_directories(lawson_fmt SYSTEM PRIVATE
+  $<TARGET_PROPERTY:lawson_deps,INTERFACE_SYSTEM_INCLUDE_DIRECTORIES>)
+target_link_libraries(lawson_deps INTERFACE lawson_fmt)

@@ -1,13 +1,12 @@
 # Flags that every target of the project gets, through lawson_options.
 add_library(lawson_options INTERFACE)
-target_compile_definitions(lawson_options INTERFACE FMT_HEADER_ONLY)
 target_compile_options(lawson_options INTERFACE
   -Wall -Wextra -Wpedantic -Werror
   $<$<COMPILE_LANGUAGE:CXX>:-Wshadow -Wconversion -Wsign-conversion -Wnon-virtual-dtor
     -Woverloaded-virtual -Wimplicit-fallthrough>)
 if(LAWSON_SANITIZE)
   target_compile_options(lawson_options INTERFACE
-    -fsanitize=${LAWSON_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1)
+    -fsanitize=${LAWSON_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -O1 -g1)
   target_link_options(lawson_options INTERFACE -fsanitize=${LAWSON_SANITIZE})
 endif()
 
