@@ -60,8 +60,8 @@ Result<std::string> read_at(int file, std::uint64_t offset, std::size_t bytes,
   std::string text(bytes, '\0');
   std::size_t have = 0;
   while (have < bytes) {
-    const ssize_t got = ::pread(file, text.data() + have, bytes - have,
-                                static_cast<off_t>(offset + have));
+    const ssize_t got =
+        ::pread(file, text.data() + have, bytes - have, static_cast<off_t>(offset + have));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return io_error(path, "cannot be read", errno);
     if (got == 0) break;
@@ -120,7 +120,7 @@ class TemporaryFile {
 
 // A rename would replace a device file such as /dev/null.
 Status check_target(const std::string& path) {
-  struct stat info{};
+  struct stat info {};
   if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
     return invalid("{}: cannot be replaced by a bundle: it is not a regular file", path);
   }
@@ -128,8 +128,8 @@ Status check_target(const std::string& path) {
 }
 
 Json entry_to_json(const BundleEntry& entry) {
-  return {{"key", entry.key},       {"plan_id", entry.plan_id}, {"target", entry.target},
-          {"engine", entry.engine}, {"offset", entry.offset},   {"size", entry.size},
+  return {{"key", entry.key},          {"plan_id", entry.plan_id}, {"target", entry.target},
+          {"engine", entry.engine},    {"offset", entry.offset},   {"size", entry.size},
           {"checksum", entry.checksum}};
 }
 
@@ -211,7 +211,7 @@ Error Bundle::defect(std::string_view what) const {
 }
 
 Status Bundle::read_index() {
-  struct stat info{};
+  struct stat info {};
   if (::fstat(file_, &info) != 0) return io_error(path_, "cannot be read", errno);
   if (!S_ISREG(info.st_mode)) return defect("it is not a regular file");
   const auto file_size = static_cast<std::uint64_t>(info.st_size);
@@ -225,8 +225,8 @@ Status Bundle::read_index() {
   }
   const std::uint64_t index_size = number_at(head, kMagic.size() + kVersionBytes, kSizeBytes);
   if (index_size > kMaxIndexBytes) {
-    return defect(fmt::format("its index has {} bytes; at most {} are allowed", index_size,
-                              kMaxIndexBytes));
+    return defect(
+        fmt::format("its index has {} bytes; at most {} are allowed", index_size, kMaxIndexBytes));
   }
   const std::size_t rest = static_cast<std::size_t>(index_size) + kHashBytes;
   LAWSON_TRY(const std::string tail, read_at(file_, kPrefixBytes, rest, path_));
@@ -250,15 +250,15 @@ Status Bundle::read_index() {
   for (std::size_t i = 0; i < entries_.size(); ++i) {
     BundleEntry& entry = entries_[i];
     if (entry.offset != expected || entry.size > kMaxPlanBytes) {
-      return defect(fmt::format("plan {} is said to be {} bytes at {}", i, entry.size,
-                                entry.offset));
+      return defect(
+          fmt::format("plan {} is said to be {} bytes at {}", i, entry.size, entry.offset));
     }
     expected += entry.size;
     entry.offset += head.size();
   }
   if (head.size() + expected != file_size) {
-    return defect(fmt::format("it has {} bytes; its index speaks of {}", file_size,
-                              head.size() + expected));
+    return defect(
+        fmt::format("it has {} bytes; its index speaks of {}", file_size, head.size() + expected));
   }
   return {};
 }

@@ -1,8 +1,8 @@
 // Bundles: several plans in one file, with an index in front, so that one plan of many is read
 // without the others.
 //   "LAWSONB1" | version (4 bytes) | index size (8) | CBOR index | XXH3-128 of all before (32 hex)
-//   then the plans (plan_to_bytes) one after another. Numbers are little-endian; offsets in the index
-//   count from the end of its checksum.
+//   then the plans (plan_to_bytes) one after another. Numbers are little-endian; offsets in the
+//   index count from the end of its checksum.
 // Written beside the target and renamed over it: a reader sees the old file or the whole new one.
 #pragma once
 

@@ -34,10 +34,11 @@ std::string_view kind_text(Device::Kind kind) {
 }
 
 Error no_cudnn_engine(const Device& device) {
-  return error(ErrorKind::unavailable,
-               "'{}' is a GPU, and this build of Lawson has no cuDNN engine (it was configured with "
-               "LAWSON_CUDNN=OFF)",
-               device.name);
+  return error(
+      ErrorKind::unavailable,
+      "'{}' is a GPU, and this build of Lawson has no cuDNN engine (it was configured with "
+      "LAWSON_CUDNN=OFF)",
+      device.name);
 }
 
 // "cuda" -> -1, "cuda:1" -> 1; nullopt: another name.
@@ -70,7 +71,8 @@ class Planner::Impl {
                    "strength 'verified' executes on the device, and '{}' is not on this machine",
                    device.name);
     }
-    // An engine may build while it judges; where the plan itself is wanted, that would be for nothing.
+    // An engine may build while it judges; where the plan itself is wanted, that would be for
+    // nothing.
     Options asked = options;
     if (options.strength == Strength::verified) asked.strength = Strength::judged;
     LAWSON_TRY(Verdict verdict, judge(*engine, graph, device, asked));
@@ -228,8 +230,7 @@ class Planner::Impl {
     verdict.engine = std::string{engine.name()};
     verdict.target = device.name;
     verdict.key = make_key(graph, device, engine.name(), "", options);
-    const auto other =
-        device.kind == Device::Kind::cuda ? Device::Kind::cpu : Device::Kind::cuda;
+    const auto other = device.kind == Device::Kind::cuda ? Device::Kind::cpu : Device::Kind::cuda;
     verdict.reasons.push_back(
         {"engine_device",
          fmt::format("engine '{}' runs on {}; '{}' is of another kind (one of {})", engine.name(),
@@ -279,11 +280,10 @@ class Planner::Impl {
     verdict.strength = Strength::verified;
     if (!comparison.ok()) {
       verdict.decision = Decision::unsupported;
-      verdict.reasons.push_back(
-          {"wrong_result",
-           fmt::format("executed on '{}', and its results are wrong: {}", device.name,
-                       comparison.text()),
-           ""});
+      verdict.reasons.push_back({"wrong_result",
+                                 fmt::format("executed on '{}', and its results are wrong: {}",
+                                             device.name, comparison.text()),
+                                 ""});
     }
     return verdict;
   }
@@ -358,8 +358,8 @@ Result<Verdict> Planner::probe(const ir::Graph& graph, const Device& device,
   return impl_->probe(graph, device, engine, options);
 }
 
-Result<Plan> Planner::compile(const ir::Graph& graph, const Device& device,
-                              std::string_view engine, const Options& options) {
+Result<Plan> Planner::compile(const ir::Graph& graph, const Device& device, std::string_view engine,
+                              const Options& options) {
   return impl_->compile(graph, device, engine, options);
 }
 
@@ -372,9 +372,17 @@ Status Planner::execute(const Plan& plan, const Loaded& loaded, std::span<const 
   return impl_->execute(plan, loaded, bindings, workspace, workspace_size, stream);
 }
 
-Engine* Planner::engine(std::string_view name) const { return impl_->engine(name); }
-Result<std::vector<Device>> Planner::devices() { return impl_->devices(); }
-Result<Device> Planner::find_device(std::string_view name) { return impl_->find_device(name); }
-Json Planner::info() { return impl_->info(); }
+Engine* Planner::engine(std::string_view name) const {
+  return impl_->engine(name);
+}
+Result<std::vector<Device>> Planner::devices() {
+  return impl_->devices();
+}
+Result<Device> Planner::find_device(std::string_view name) {
+  return impl_->find_device(name);
+}
+Json Planner::info() {
+  return impl_->info();
+}
 
 }  // namespace lawson::plan

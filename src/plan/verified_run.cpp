@@ -23,8 +23,7 @@ class DeviceBindings {
       Binding binding = buffer.binding();
       if (on_gpu() && !graph.tensor(buffer.id()).by_value) {
         LAWSON_TRY(binding.data, allocate(buffer.bytes()));
-        LAWSON_CHECK(
-            engine_.copy_to_device(device_, binding.data, buffer.data(), buffer.bytes()));
+        LAWSON_CHECK(engine_.copy_to_device(device_, binding.data, buffer.data(), buffer.bytes()));
       }
       bindings_.push_back(binding);
     }
@@ -78,8 +77,8 @@ Result<Comparison> run_and_compare(const ir::Graph& graph, const Plan& plan, Eng
                                    Engine& reference, const Device& device, std::uint64_t seed) {
   LAWSON_TRY(const auto inputs, make_inputs(graph, seed, reference));
   const auto outputs = make_outputs(graph);
-  LAWSON_TRY(const auto expected, reference.oracle(graph, bindings_of(inputs, {}),
-                                                   engine.arithmetic(graph)));
+  LAWSON_TRY(const auto expected,
+             reference.oracle(graph, bindings_of(inputs, {}), engine.arithmetic(graph)));
   LAWSON_TRY(const std::shared_ptr<Loaded> loaded, engine.load(plan, device));
   DeviceBindings memory(engine, device);
   LAWSON_CHECK(memory.add(graph, inputs));

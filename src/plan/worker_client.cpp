@@ -34,8 +34,8 @@ Result<Verdict> WorkerClient::probe(const ir::Graph& graph, const Device& device
                            kProbeTimeout));
   LAWSON_TRY(const Json document, field(reply, "verdict"));
   LAWSON_TRY(Verdict verdict, verdict_from_json(document));
-  LAWSON_CHECK(check_key(verdict.key, verdict.engine, verdict.engine_version, graph, device,
-                         options));
+  LAWSON_CHECK(
+      check_key(verdict.key, verdict.engine, verdict.engine_version, graph, device, options));
   return verdict;
 }
 

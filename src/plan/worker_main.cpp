@@ -56,6 +56,5 @@ int main(int argc, char** argv) {
   if (ready.ok()) {
     if (auto loaded = cudnn::libraries(); !loaded.ok()) ready = std::move(loaded).error();
   }
-  return plan::serve(*channel, ready.ok() ? engine : nullptr,
-                     ready.ok() ? Error{} : ready.error());
+  return plan::serve(*channel, ready.ok() ? engine : nullptr, ready.ok() ? Error{} : ready.error());
 }

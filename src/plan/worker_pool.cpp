@@ -76,8 +76,8 @@ class WorkerPool::Lease {
 WorkerPool::WorkerPool(WorkerPoolConfig config) : config_{std::move(config)} {
   max_workers_ = config_.max_workers;
   if (max_workers_ <= 0) {
-    max_workers_ = std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1,
-                              kMostDefaultWorkers);
+    max_workers_ =
+        std::clamp(static_cast<int>(std::thread::hardware_concurrency()), 1, kMostDefaultWorkers);
   }
   state_ = new State{::getpid(), nullptr};
 }
@@ -144,8 +144,8 @@ Result<WorkerPool::Lease> WorkerPool::acquire() {
 Result<Json> WorkerPool::request(Json request, std::chrono::milliseconds timeout) {
   LAWSON_TRY(Lease lease, acquire());
   LAWSON_TRY(Json reply, lease.worker->exchange(std::move(request), timeout));
-  lease.keep = lease.worker->usable() &&
-               reply.value("rss", std::uint64_t{0}) <= config_.max_resident_bytes;
+  lease.keep =
+      lease.worker->usable() && reply.value("rss", std::uint64_t{0}) <= config_.max_resident_bytes;
   if (reply.contains("error")) return error_from_json(reply.at("error"));
   return reply;
 }

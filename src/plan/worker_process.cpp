@@ -30,7 +30,9 @@ constexpr milliseconds kEndGrace{500};
 // then no end of file arrives, so waiting is cut into slices that look at the process.
 constexpr milliseconds kWaitSlice{1000};
 
-std::string errno_text(int code) { return std::system_category().message(code); }
+std::string errno_text(int code) {
+  return std::system_category().message(code);
+}
 
 class Fd {
  public:
@@ -107,9 +109,9 @@ class SpawnSetup {
     }
     ::posix_spawnattr_setsigdefault(&attributes_, &signals);
     ::posix_spawnattr_setpgroup(&attributes_, 0);
-    ::posix_spawnattr_setflags(&attributes_, static_cast<short>(POSIX_SPAWN_SETSIGMASK |
-                                                                POSIX_SPAWN_SETSIGDEF |
-                                                                POSIX_SPAWN_SETPGROUP));
+    ::posix_spawnattr_setflags(
+        &attributes_,
+        static_cast<short>(POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF | POSIX_SPAWN_SETPGROUP));
   }
   ~SpawnSetup() {
     ::posix_spawn_file_actions_destroy(&actions_);
@@ -134,8 +136,7 @@ bool has_ended(pid_t pid) {
 }
 
 milliseconds remaining(Clock::time_point deadline) {
-  return std::max(milliseconds{0},
-                  std::chrono::ceil<milliseconds>(deadline - Clock::now()));
+  return std::max(milliseconds{0}, std::chrono::ceil<milliseconds>(deadline - Clock::now()));
 }
 
 }  // namespace
@@ -152,14 +153,14 @@ Result<std::unique_ptr<WorkerProcess>> WorkerProcess::start(
 
   const SpawnSetup setup{channels.worker.value(), channels.errors_write.value()};
   pid_t pid = -1;
-  const int rc = ::posix_spawn(&pid, path.c_str(), setup.actions(), setup.attributes(),
-                               argv.data(), environ);
+  const int rc =
+      ::posix_spawn(&pid, path.c_str(), setup.actions(), setup.attributes(), argv.data(), environ);
   if (rc != 0) {
     return error(ErrorKind::unavailable, "the worker '{}' cannot be started: {}", path,
                  errno_text(rc));
   }
-  std::unique_ptr<WorkerProcess> process{new WorkerProcess(
-      pid, channels.host.release(), channels.errors_read.release(), path)};
+  std::unique_ptr<WorkerProcess> process{
+      new WorkerProcess(pid, channels.host.release(), channels.errors_read.release(), path)};
   process->owner_ = ::getpid();
   return process;
 }
@@ -245,8 +246,8 @@ Result<Json> WorkerProcess::converse(std::string_view unsent, std::string_view d
     const int ready =
         ::poll(fds.data(), fds.size(), static_cast<int>(std::min(left, kWaitSlice).count()));
     if (ready < 0 && errno != EINTR) {
-      return broken(error(ErrorKind::internal, "waiting for a worker failed: {}",
-                          errno_text(errno)));
+      return broken(
+          error(ErrorKind::internal, "waiting for a worker failed: {}", errno_text(errno)));
     }
     if (ready < 0) continue;
     if (fds[1].revents != 0) drain_errors();
@@ -256,8 +257,8 @@ Result<Json> WorkerProcess::converse(std::string_view unsent, std::string_view d
       continue;
     }
     if ((fds[0].revents & POLLOUT) != 0 && !unsent.empty()) {
-      const ssize_t sent = ::send(channel_, unsent.data(), unsent.size(),
-                                  MSG_NOSIGNAL | MSG_DONTWAIT);
+      const ssize_t sent =
+          ::send(channel_, unsent.data(), unsent.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
       if (sent > 0) unsent.remove_prefix(static_cast<std::size_t>(sent));
       if (sent < 0 && errno != EAGAIN && errno != EINTR) return broken(death(doing));
     }

@@ -18,8 +18,8 @@ using Clock = std::chrono::steady_clock;
 
 class WorkerProcess {
  public:
-  // Starts `path arguments... --parent PID` with its stdin and stdout connected to us. Does not wait
-  // for the hello.
+  // Starts `path arguments... --parent PID` with its stdin and stdout connected to us. Does not
+  // wait for the hello.
   static Result<std::unique_ptr<WorkerProcess>> start(const std::string& path,
                                                       const std::vector<std::string>& arguments);
   ~WorkerProcess();  // kills and reaps it
@@ -55,7 +55,7 @@ class WorkerProcess {
   FrameReader frames_;
   std::string stderr_tail_;
   std::uint64_t last_id_ = 0;
-  pid_t owner_ = -1;  // the process that started it; a forked copy must not touch it
+  pid_t owner_ = -1;      // the process that started it; a forked copy must not touch it
   bool started_ = false;  // the hello was received
   bool broken_ = false;
   bool reaped_ = false;

@@ -13,10 +13,11 @@ namespace {
 constexpr std::size_t kCompactBytes = std::size_t{1} << 20;
 
 constexpr std::array kVerbs{Verb::probe, Verb::candidates, Verb::compile};
-constexpr std::array kErrorKinds{
-    ErrorKind::unsupported,   ErrorKind::invalid_argument, ErrorKind::unavailable,
-    ErrorKind::out_of_memory, ErrorKind::cuda,             ErrorKind::cudnn,
-    ErrorKind::io,            ErrorKind::cancelled,        ErrorKind::internal};
+constexpr std::array kErrorKinds{ErrorKind::unsupported, ErrorKind::invalid_argument,
+                                 ErrorKind::unavailable, ErrorKind::out_of_memory,
+                                 ErrorKind::cuda,        ErrorKind::cudnn,
+                                 ErrorKind::io,          ErrorKind::cancelled,
+                                 ErrorKind::internal};
 
 // Reads without building anything, and stops at the first level too deep.
 class DepthCheck : public nlohmann::json_sax<Json> {
@@ -104,8 +105,7 @@ Result<std::optional<Json>> FrameReader::next() {
     return std::optional<Json>{};
   }
   const auto size = static_cast<std::size_t>(*announced);
-  auto document =
-      parse_cbor(std::string_view{buffer_}.substr(taken_ + kFramePrefixBytes, size));
+  auto document = parse_cbor(std::string_view{buffer_}.substr(taken_ + kFramePrefixBytes, size));
   taken_ += kFramePrefixBytes + size;
   if (taken_ == buffer_.size() || taken_ > kCompactBytes) {
     buffer_.erase(0, taken_);
@@ -132,9 +132,12 @@ Result<Json> parse_cbor(std::string_view bytes) {
 
 std::string_view to_string(Verb verb) {
   switch (verb) {
-    case Verb::probe: return "probe";
-    case Verb::candidates: return "candidates";
-    case Verb::compile: return "compile";
+    case Verb::probe:
+      return "probe";
+    case Verb::candidates:
+      return "candidates";
+    case Verb::compile:
+      return "compile";
   }
   return "probe";
 }
@@ -233,9 +236,8 @@ Json error_to_json(const Error& error) {
     reasons.push_back(
         {{"code", reason.code}, {"message", reason.message}, {"field", reason.field}});
   }
-  return {{"kind", to_string(error.kind)},
-          {"message", error.message},
-          {"reasons", std::move(reasons)}};
+  return {
+      {"kind", to_string(error.kind)}, {"message", error.message}, {"reasons", std::move(reasons)}};
 }
 
 Error error_from_json(const Json& document) {

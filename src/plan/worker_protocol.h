@@ -36,7 +36,8 @@ class FrameReader {
   bool empty() const { return buffer_.size() == taken_; }
 
  private:
-  std::optional<std::uint64_t> length() const;  // of the frame at the front, when its prefix is here
+  std::optional<std::uint64_t> length()
+      const;  // of the frame at the front, when its prefix is here
 
   std::string buffer_;
   std::size_t taken_ = 0;

@@ -57,8 +57,8 @@ bool write_all(int fd, std::string_view bytes) {
 bool send(int channel, const Json& document) {
   auto frame = encode_frame(document);
   if (!frame.ok()) {
-    frame = encode_frame({{"id", document.value("id", std::uint64_t{0})},
-                          {"error", error_to_json(frame.error())}});
+    frame = encode_frame(
+        {{"id", document.value("id", std::uint64_t{0})}, {"error", error_to_json(frame.error())}});
   }
   return frame.ok() && write_all(channel, *frame);
 }

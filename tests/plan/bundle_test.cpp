@@ -136,22 +136,27 @@ TEST_F(BundleTest, AnIndexThatLiesIsAnError) {
     replace(head + hash_hex(head) + std::string{blobs});
     return Bundle::open(path_);
   };
-  Json entry{{"key", "k"},  {"plan_id", "p"}, {"target", "t"},   {"engine", "e"},
-             {"offset", 0}, {"size", 4},      {"checksum", hash_hex("abcd")}};
+  Json entry{{"key", "k"},
+             {"plan_id", "p"},
+             {"target", "t"},
+             {"engine", "e"},
+             {"offset", 0},
+             {"size", 4},
+             {"checksum", hash_hex("abcd")}};
   const auto lies_late = with_index(Json::array({entry}), "abcd");
   ASSERT_TRUE(lies_late.ok()) << lies_late.error().message;
   EXPECT_FALSE(lies_late->plan(0).ok());  // "abcd" is no plan
 
   EXPECT_FALSE(with_index(Json::object(), "").ok());
   EXPECT_FALSE(with_index(Json::array({1}), "").ok());
-  for (const auto& [field, value] : std::initializer_list<std::pair<const char*, Json>>{
-           {"offset", 1},
-           {"offset", std::uint64_t{1} << 63},
-           {"size", 5},
-           {"size", ~std::uint64_t{0}},
-           {"offset", -1},
-           {"size", "four"},
-           {"key", 7}}) {
+  for (const auto& [field, value] :
+       std::initializer_list<std::pair<const char*, Json>>{{"offset", 1},
+                                                           {"offset", std::uint64_t{1} << 63},
+                                                           {"size", 5},
+                                                           {"size", ~std::uint64_t{0}},
+                                                           {"offset", -1},
+                                                           {"size", "four"},
+                                                           {"key", 7}}) {
     Json lie = entry;
     lie[field] = value;
     EXPECT_FALSE(with_index(Json::array({lie}), "abcd").ok()) << lie;
@@ -176,7 +181,7 @@ TEST_F(BundleTest, TheModeIsTheUsersUmask) {
   const mode_t before = ::umask(027);
   ASSERT_TRUE(write(path_).ok());
   ::umask(before);
-  struct stat info{};
+  struct stat info {};
   ASSERT_EQ(::stat(path_.c_str(), &info), 0);
   EXPECT_EQ(info.st_mode & 0777, 0640U);
 }

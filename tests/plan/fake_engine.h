@@ -20,8 +20,7 @@ inline Device fake_gpu(std::string name, int ordinal = -1) {
   device.aliases = {device.name + "-alias"};
   device.ordinal = ordinal;
   device.compute_capability = 900;
-  device.evidence =
-      ordinal >= 0 ? Evidence::live : Evidence::deviceless_published_target;
+  device.evidence = ordinal >= 0 ? Evidence::live : Evidence::deviceless_published_target;
   device.properties = {{"deviceVer", 900}, {"multiProcessorCount", 132}};
   return device;
 }

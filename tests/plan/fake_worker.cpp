@@ -1,7 +1,7 @@
 // A worker that does what it is told, in particular everything that a worker should not.
 //   fake_worker [--nodriver] MODE --parent PID
-// MODE engine: a well-behaved worker with the fake engine. MODE obey: requests are orders. The other
-// modes go wrong before the hello.
+// MODE engine: a well-behaved worker with the fake engine. MODE obey: requests are orders. The
+// other modes go wrong before the hello.
 #include <signal.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -29,7 +29,9 @@ void write_bytes(int channel, std::string_view bytes) {
   }
 }
 
-void send(int channel, const Json& document) { write_bytes(channel, *encode_frame(document)); }
+void send(int channel, const Json& document) {
+  write_bytes(channel, *encode_frame(document));
+}
 
 // Sanitizers catch some signals; here the default action is wanted.
 [[noreturn]] void die_of(int signal) {
@@ -44,7 +46,8 @@ void send(int channel, const Json& document) { write_bytes(channel, *encode_fram
 
 std::string frame_of(std::string_view payload) {
   std::string frame(8, '\0');
-  for (std::size_t i = 0; i < 8; ++i) frame[i] = static_cast<char>((payload.size() >> (8 * i)) & 0xFF);
+  for (std::size_t i = 0; i < 8; ++i)
+    frame[i] = static_cast<char>((payload.size() >> (8 * i)) & 0xFF);
   return frame += payload;
 }
 

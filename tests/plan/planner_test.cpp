@@ -18,8 +18,8 @@ class PlannerTest : public testing::Test {
     fake_->targets = {fake_gpu("h200"), fake_gpu("b200")};
   }
 
-  // The planner's own command line for the worker has no mode: it goes in the place of the no-driver
-  // library.
+  // The planner's own command line for the worker has no mode: it goes in the place of the
+  // no-driver library.
   Planner planner(const std::string& mode = "engine") const {
     PlannerConfig config;
     config.engines = {fake_, make_reference_engine()};
@@ -63,8 +63,8 @@ TEST_F(PlannerTest, ATargetIsJudgedInAWorkerAndAPresentGpuHere) {
 TEST_F(PlannerTest, BuiltCompiles) {
   Planner p = planner();
   for (const int ordinal : {-1, 0}) {
-    const auto verdict = p.probe(relu_graph("g"), fake_gpu("h200", ordinal), "cudnn",
-                                 strength(Strength::built));
+    const auto verdict =
+        p.probe(relu_graph("g"), fake_gpu("h200", ordinal), "cudnn", strength(Strength::built));
     ASSERT_TRUE(verdict.ok()) << verdict.error().message;
     EXPECT_EQ(verdict->strength, Strength::built);
     EXPECT_EQ(verdict->workspace_bytes, 32);
@@ -79,8 +79,7 @@ TEST_F(PlannerTest, BuiltCompiles) {
 TEST_F(PlannerTest, WhatTheEngineBuiltIsNotBuiltAgain) {
   Planner p = planner();
   const Device device = fake_gpu("h200", 0);
-  const auto verdict =
-      p.probe(relu_graph("built at once"), device, "", strength(Strength::built));
+  const auto verdict = p.probe(relu_graph("built at once"), device, "", strength(Strength::built));
   ASSERT_TRUE(verdict.ok());
   EXPECT_EQ(verdict->strength, Strength::built);
   EXPECT_EQ(fake_->builds, 0);

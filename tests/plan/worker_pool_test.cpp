@@ -35,7 +35,9 @@ Result<Json> order(WorkerPool& pool, const std::string& what,
   return pool.request({{"request", what}}, timeout);
 }
 
-int worker_pid(WorkerPool& pool) { return order(pool, "pid")->at("pid").get<int>(); }
+int worker_pid(WorkerPool& pool) {
+  return order(pool, "pid")->at("pid").get<int>();
+}
 
 void expect_works(WorkerPool& pool) {
   const auto reply = pool.request({{"request", "echo"}, {"value", 42}}, kPatience);
@@ -89,22 +91,23 @@ TEST_P(Misdeeds, CostOneRequest) {
   EXPECT_EQ(pool.state().at("running"), 1);
 }
 
-INSTANTIATE_TEST_SUITE_P(
-    All, Misdeeds,
-    testing::Values(Misdeed{"segfault", "killed by signal 11"},
-                    Misdeed{"segfault", "about to touch what is not mine"},
-                    Misdeed{"abort", "killed by signal 6"}, Misdeed{"exit", "exited with status 3"},
-                    Misdeed{"half", "exited with status 0"},
-                    Misdeed{"close", "closed its stream without ending"},
-                    Misdeed{"garbage", "these are not frames"}, Misdeed{"not cbor", "not CBOR"},
-                    Misdeed{"deep", "nested deeper"},
-                    Misdeed{"not an object", "does not belong to the request"},
-                    Misdeed{"wrong id", "does not belong to the request"}),
-    [](const auto& instance) {
-      std::string name = instance.param.order + std::to_string(instance.index);
-      for (char& c : name) c = c == ' ' ? '_' : c;
-      return name;
-    });
+INSTANTIATE_TEST_SUITE_P(All, Misdeeds,
+                         testing::Values(Misdeed{"segfault", "killed by signal 11"},
+                                         Misdeed{"segfault", "about to touch what is not mine"},
+                                         Misdeed{"abort", "killed by signal 6"},
+                                         Misdeed{"exit", "exited with status 3"},
+                                         Misdeed{"half", "exited with status 0"},
+                                         Misdeed{"close", "closed its stream without ending"},
+                                         Misdeed{"garbage", "these are not frames"},
+                                         Misdeed{"not cbor", "not CBOR"},
+                                         Misdeed{"deep", "nested deeper"},
+                                         Misdeed{"not an object", "does not belong to the request"},
+                                         Misdeed{"wrong id", "does not belong to the request"}),
+                         [](const auto& instance) {
+                           std::string name = instance.param.order + std::to_string(instance.index);
+                           for (char& c : name) c = c == ' ' ? '_' : c;
+                           return name;
+                         });
 
 TEST(Pool, AnAnswerOfTheWorkerIsNoMisdeed) {
   WorkerPool pool(config("obey"));

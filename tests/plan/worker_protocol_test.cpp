@@ -12,7 +12,8 @@ namespace {
 TEST(Frames, SurviveAnySplit) {
   std::string stream;
   for (int i = 0; i < 20; ++i) {
-    stream += *encode_frame({{"number", i}, {"text", std::string(static_cast<std::size_t>(i) * 37, 'a')}});
+    stream += *encode_frame(
+        {{"number", i}, {"text", std::string(static_cast<std::size_t>(i) * 37, 'a')}});
   }
   std::mt19937 random(7);
   for (int round = 0; round < 50; ++round) {
@@ -60,9 +61,9 @@ TEST(Cbor, DepthIsBounded) {
 }
 
 TEST(Cbor, NoPrefixAndNoChangedByteCrashes) {
-  const std::string whole = encode_frame(request_to_json(Verb::probe, relu_graph("g"),
-                                                         fake_gpu("h200"), {}, {}))
-                                ->substr(8);
+  const std::string whole =
+      encode_frame(request_to_json(Verb::probe, relu_graph("g"), fake_gpu("h200"), {}, {}))
+          ->substr(8);
   for (std::size_t size = 0; size < whole.size(); ++size) {
     EXPECT_FALSE(parse_cbor(std::string_view{whole}.substr(0, size)).ok()) << size;
   }

@@ -144,8 +144,8 @@ TEST(Worker, AWorkerKilledAtWorkCostsThatRequest) {
       if (std::find(others.begin(), others.end(), child) == others.end()) pid = child;
     }
     ASSERT_GT(pid, 0);
-    auto request = std::async(std::launch::async,
-                              [&] { return victim.compile(seed_graph(), h200, "", {}); });
+    auto request =
+        std::async(std::launch::async, [&] { return victim.compile(seed_graph(), h200, "", {}); });
     std::this_thread::sleep_for(10ms);
     ::kill(pid, SIGKILL);
     const auto plan = request.get();
