@@ -62,7 +62,7 @@ lawson_status lawson_info(lawson_text** json) {
     LAWSON_CHECK(require(json, "json"));
     LAWSON_TRY(plan::Planner * planner, capi::planner());
     Json document = describe_process();
-    for (auto& [name, value] : planner->info().items()) document[name] = value;
+    document.update(planner->info());
     return give_text(dump(document), json);
   });
 }
