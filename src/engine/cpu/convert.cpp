@@ -109,6 +109,31 @@ float round_to_odd(double value) {
   return std::bit_cast<float>(std::fabs(back) > std::fabs(value) ? bits - 1 : bits + 1);
 }
 
+// f8e4m3 (saturating, no infinity) and f8e5m2, to nearest even.
+template <DType kType>
+std::uint8_t byte_float(float value) {
+  constexpr bool kHasInfinity = kType == DType::f8e5m2;
+  constexpr std::uint32_t kMantissa = kHasInfinity ? 2 : 3;
+  constexpr std::uint32_t kBias = kHasInfinity ? 15 : 7;
+  constexpr std::uint32_t kOverflow = kHasInfinity ? 0x7c : 0x7e;  // infinity; 448
+  constexpr std::uint32_t kShift = 23 - kMantissa;
+  const auto bits = std::bit_cast<std::uint32_t>(value);
+  const std::uint32_t sign = bits >> 24U & 0x80U;
+  const std::uint32_t size = bits & 0x7fffffffU;
+  if (size > 0x7f800000U) return static_cast<std::uint8_t>(sign | (kHasInfinity ? 0x7eU : 0x7fU));
+  std::uint32_t code = 0;
+  if (size < ((128U - kBias) << 23U)) {
+    // Subnormal: adding 2^23 units of the last place rounds to that place.
+    const float magic = std::bit_cast<float>((151U - kBias - kMantissa) << 23U);
+    const float rounded = std::bit_cast<float>(size) + magic;
+    code = std::bit_cast<std::uint32_t>(rounded) - std::bit_cast<std::uint32_t>(magic);
+  } else {
+    const std::uint32_t half = (1U << (kShift - 1)) - 1 + (size >> kShift & 1U);
+    code = ((size + half) >> kShift) - ((127U - kBias) << kMantissa);
+  }
+  return static_cast<std::uint8_t>(sign | std::min(code, kOverflow));
+}
+
 template <typename Stored, typename T>
 Stored saturated(T value) {
   if (std::isnan(value)) return 0;
@@ -240,7 +265,15 @@ void store_elements(const Kernels& kernels, void* data, DType dtype, std::int64_
                                 [](T v) { return static_cast<std::uint8_t>(v != T{0} ? 1 : 0); });
       return;
     case DType::f8e4m3:
+      store_plain<std::uint8_t>(data, first, stride, count, values, [](T v) {
+        return byte_float<DType::f8e4m3>(round_to_odd(static_cast<double>(v)));
+      });
+      return;
     case DType::f8e5m2:
+      store_plain<std::uint8_t>(data, first, stride, count, values, [](T v) {
+        return byte_float<DType::f8e5m2>(round_to_odd(static_cast<double>(v)));
+      });
+      return;
     case DType::f8e8m0:
     case DType::f4e2m1:
     case DType::i64:

@@ -3,9 +3,11 @@
 //
 // C is cut into blocks of `tile` rows and up to kBlockColumns columns. B is packed into workspace,
 // kBlockColumns columns at a time, by all threads; then every thread packs the rows of A that it
-// needs, kBlockDepth of k at a time, and accumulates a block of C in its scratch memory.
+// needs, kBlockDepth of k at a time, and accumulates a block of C in its scratch memory. Of many
+// small matrices each thread takes whole ones, B included.
 // Every element sums its products in the same order, whatever the number of threads.
 #include <algorithm>
+#include <optional>
 #include <type_traits>
 
 #include "engine/cpu/pool.h"
@@ -16,6 +18,7 @@ namespace {
 
 constexpr std::int64_t kBlockDepth = 256;
 constexpr std::int64_t kBlockColumns = 1024;
+constexpr std::int64_t kSmallBytes = 256 << 10;  // of a packed B that a thread keeps to itself
 
 std::int64_t round_up(std::int64_t value, std::int64_t unit) {
   return (value + unit - 1) / unit * unit;
@@ -70,11 +73,14 @@ class Reader {
  public:
   Reader(const Kernels& kernels, const Expression& operand, const std::vector<std::byte*>& roots,
          std::byte* scratch)
-      : kernels_{kernels},
-        operand_{operand},
-        roots_{roots},
-        scratch_{scratch},
-        plain_{plain_location(operand)} {}
+      : kernels_{kernels}, roots_{roots}, plain_{plain_location(operand)} {
+    if (plain_ != nullptr) return;
+    if (operand.wide) {
+      wide_.emplace(kernels, operand, roots, scratch);
+    } else {
+      narrow_.emplace(kernels, operand, roots, scratch);
+    }
+  }
 
   // Whether reading down a column is as good as, or better than, along a row.
   bool prefers_columns() const {
@@ -90,17 +96,16 @@ class Reader {
       const std::int64_t first = plain_->offset + offset_of(index, plain_->strides);
       load_elements(kernels_, roots_[static_cast<std::size_t>(plain_->root)], plain_->dtype, first,
                     plain_->strides[axis], count, out);
-    } else if (operand_.wide) {
-      evaluate<double>(index, count, out);
+    } else if (wide_) {
+      evaluate(*wide_, index, count, out);
     } else {
-      evaluate<float>(index, count, out);
+      evaluate(*narrow_, index, count, out);
     }
   }
 
  private:
   template <typename E>
-  void evaluate(Dims index, std::int64_t count, T* out) {
-    Evaluator<E> evaluator{kernels_, operand_, roots_, scratch_};
+  void evaluate(Evaluator<E>& evaluator, Dims index, std::int64_t count, T* out) {
     for (std::int64_t done = 0; done < count; done += kChunk) {
       const std::int64_t n = std::min(kChunk, count - done);
       const E* values = evaluator.run(index, n);
@@ -116,10 +121,10 @@ class Reader {
   }
 
   const Kernels& kernels_;
-  const Expression& operand_;
   const std::vector<std::byte*>& roots_;
-  std::byte* scratch_;
   const Location* plain_;
+  std::optional<Evaluator<float>> narrow_;
+  std::optional<Evaluator<double>> wide_;
 };
 
 // Packs lines of `length` elements into one panel: packed[step * width + line].
@@ -148,16 +153,14 @@ class Matmul {
         tile_{kernels.tile},
         b_packed_{reinterpret_cast<T*>(workspace)} {}
 
-  static std::size_t workspace(const Kernels& kernels, const MatmulStep& step) {
-    const Shape shape = shape_of(step);
-    if (shape.batch * shape.m * shape.n == 0) return 0;
-    const std::int64_t columns =
-        std::min(kBlockColumns, round_up(shape.n, kernels.product<T>().nr));
-    return bytes_of(std::max<std::int64_t>(shape.k, 1) * columns, sizeof(T));
+  std::size_t workspace() const {
+    if (shape_.batch * shape_.m * shape_.n == 0 || is_small()) return 0;
+    return b_bytes();
   }
 
   Status run() {
     if (shape_.batch * shape_.m * shape_.n == 0) return {};
+    if (is_small()) return run_small();
     for (std::int64_t first = 0; first < shape_.n; first += kBlockColumns) {
       const std::int64_t columns = std::min(kBlockColumns, shape_.n - first);
       for (std::int64_t batch = 0; batch < shape_.batch;) {
@@ -168,7 +171,10 @@ class Matmul {
                operand_index(end, step_.epilogue.shape, step_.b.shape) == b_index) {
           ++end;
         }
-        LAWSON_CHECK(pack_b(b_index, first, columns));
+        LAWSON_CHECK(parallel_for(pack_parts(columns), pack_scratch(),
+                                  [&](std::int64_t part, std::byte* scratch) {
+                                    pack_b(b_index, first, columns, part, b_packed_, scratch);
+                                  }));
         LAWSON_CHECK(multiply(batch, end, first, columns));
         batch = end;
       }
@@ -177,56 +183,84 @@ class Matmul {
   }
 
  private:
-  // ---- B: panels of nr columns, all of k each, one after the other ----
-
-  Status pack_b(const Dims& matrix, std::int64_t first, std::int64_t columns) {
-    const std::int64_t panels = blocks(columns, nr_);
-    const std::int64_t steps = blocks(shape_.k, kBlockDepth);
-    const std::size_t lines = bytes_of(kBlockDepth * nr_, sizeof(T));
-    // Along rows several panels at once, so that expressions are evaluated in long runs.
-    const std::int64_t group = std::max<std::int64_t>(1, kChunk / nr_);
-    const std::int64_t groups = blocks(panels, group);
-    return parallel_for(
-        groups * steps, lines + evaluator_scratch(step_.b),
-        [&](std::int64_t task, std::byte* scratch) {
-          Reader<T> reader{kernels_, step_.b, roots_, scratch + lines};
-          T* buffer = reinterpret_cast<T*>(scratch);
-          Dims index = matrix;
-          std::int64_t& row = index[index.size() - 2];
-          std::int64_t& column = index[index.size() - 1];
-          const std::int64_t k_first = task % steps * kBlockDepth;
-          const std::int64_t depth = std::min(kBlockDepth, shape_.k - k_first);
-          const std::int64_t panel_first = task / steps * group;
-          const std::int64_t panel_end = std::min(panels, panel_first + group);
-          if (reader.prefers_columns()) {
-            for (std::int64_t panel = panel_first; panel < panel_end; ++panel) {
-              const std::int64_t width = std::min<std::int64_t>(nr_, columns - panel * nr_);
-              for (std::int64_t j = 0; j < width; ++j) {
-                row = k_first;
-                column = first + panel * nr_ + j;
-                reader.read(index, true, depth, buffer + j * kBlockDepth);
-              }
-              interleave(buffer, kBlockDepth, width, nr_, depth, b_panel(panel, k_first));
-            }
-            return;
-          }
-          const std::int64_t width = std::min(columns, panel_end * nr_) - panel_first * nr_;
-          const std::int64_t padded = (panel_end - panel_first) * nr_;
-          std::fill(buffer + width, buffer + padded, T{0});
-          column = first + panel_first * nr_;
-          for (std::int64_t k = k_first; k < k_first + depth; ++k) {
-            row = k;
-            reader.read(index, false, width, buffer);
-            for (std::int64_t panel = panel_first; panel < panel_end; ++panel) {
-              const T* from = buffer + (panel - panel_first) * nr_;
-              std::copy(from, from + nr_, b_panel(panel, k));
-            }
-          }
-        });
+  // Whether there are several matrices B, each small enough for one thread.
+  bool is_small() const {
+    const Dims& b = step_.b.shape;
+    const std::int64_t matrices = element_count(Dims(b.begin(), b.end() - 2)).value_or(0);
+    return matrices > 1 && shape_.n <= kBlockColumns &&
+           b_bytes() <= static_cast<std::size_t>(kSmallBytes) && !step_.epilogue.shares_bytes();
   }
 
-  T* b_panel(std::int64_t panel, std::int64_t k) {
-    return b_packed_ + (panel * shape_.k + k) * nr_;
+  Status run_small() {
+    return parallel_for(shape_.batch, b_bytes() + std::max(pack_scratch(), block_scratch(shape_.n)),
+                        [&](std::int64_t batch, std::byte* scratch) {
+                          T* b = reinterpret_cast<T*>(scratch);
+                          scratch += b_bytes();
+                          const Dims matrix =
+                              operand_index(batch, step_.epilogue.shape, step_.b.shape);
+                          for (std::int64_t part = 0; part < pack_parts(shape_.n); ++part) {
+                            pack_b(matrix, 0, shape_.n, part, b, scratch);
+                          }
+                          for (std::int64_t row = 0; row < shape_.m; row += tile_) {
+                            block(batch, row, 0, 0, shape_.n, shape_.n, b, scratch);
+                          }
+                        });
+  }
+
+  // ---- B: panels of nr columns, all of k each, one after the other ----
+
+  std::size_t b_bytes() const {
+    const std::int64_t columns = std::min(kBlockColumns, round_up(shape_.n, nr_));
+    return bytes_of(std::max<std::int64_t>(shape_.k, 1) * columns, sizeof(T));
+  }
+  T* b_panel(T* b, std::int64_t panel, std::int64_t k) const {
+    return b + (panel * shape_.k + k) * nr_;
+  }
+
+  // Parts are some panels, so that along rows expressions are evaluated in long runs, by
+  // kBlockDepth of k.
+  std::int64_t part_panels() const { return std::max<std::int64_t>(1, kChunk / nr_); }
+  std::int64_t pack_parts(std::int64_t columns) const {
+    return blocks(blocks(columns, nr_), part_panels()) * blocks(shape_.k, kBlockDepth);
+  }
+  std::size_t pack_lines() const { return bytes_of(kBlockDepth * nr_, sizeof(T)); }
+  std::size_t pack_scratch() const { return pack_lines() + evaluator_scratch(step_.b); }
+
+  void pack_b(const Dims& matrix, std::int64_t first, std::int64_t columns, std::int64_t part, T* b,
+              std::byte* scratch) const {
+    Reader<T> reader{kernels_, step_.b, roots_, scratch + pack_lines()};
+    T* buffer = reinterpret_cast<T*>(scratch);
+    Dims index = matrix;
+    std::int64_t& row = index[index.size() - 2];
+    std::int64_t& column = index[index.size() - 1];
+    const std::int64_t steps = blocks(shape_.k, kBlockDepth);
+    const std::int64_t k_first = part % steps * kBlockDepth;
+    const std::int64_t depth = std::min(kBlockDepth, shape_.k - k_first);
+    const std::int64_t panel_first = part / steps * part_panels();
+    const std::int64_t panel_end = std::min(blocks(columns, nr_), panel_first + part_panels());
+    if (reader.prefers_columns()) {
+      for (std::int64_t panel = panel_first; panel < panel_end; ++panel) {
+        const std::int64_t width = std::min<std::int64_t>(nr_, columns - panel * nr_);
+        for (std::int64_t j = 0; j < width; ++j) {
+          row = k_first;
+          column = first + panel * nr_ + j;
+          reader.read(index, true, depth, buffer + j * kBlockDepth);
+        }
+        interleave(buffer, kBlockDepth, width, nr_, depth, b_panel(b, panel, k_first));
+      }
+      return;
+    }
+    const std::int64_t width = std::min(columns, panel_end * nr_) - panel_first * nr_;
+    std::fill(buffer + width, buffer + (panel_end - panel_first) * nr_, T{0});
+    column = first + panel_first * nr_;
+    for (std::int64_t k = k_first; k < k_first + depth; ++k) {
+      row = k;
+      reader.read(index, false, width, buffer);
+      for (std::int64_t panel = panel_first; panel < panel_end; ++panel) {
+        const T* from = buffer + (panel - panel_first) * nr_;
+        std::copy(from, from + nr_, b_panel(b, panel, k));
+      }
+    }
   }
 
   // ---- C ----
@@ -248,16 +282,16 @@ class Matmul {
     const std::int64_t parts = blocks(columns, width);
     const std::int64_t tasks = all_rows * parts;
     const std::int64_t per_call = serial ? tasks : 1;
-    return parallel_for(tasks / per_call, block_scratch(width),
-                        [&](std::int64_t call, std::byte* scratch) {
-                          for (std::int64_t t = 0; t < per_call; ++t) {
-                            const std::int64_t task = call * per_call + t;
-                            const std::int64_t rows = task / parts;
-                            const std::int64_t start = task % parts * width;
-                            block(batch_first + rows / row_blocks, rows % row_blocks * tile_, first,
-                                  start, std::min(width, columns - start), width, scratch);
-                          }
-                        });
+    return parallel_for(
+        tasks / per_call, block_scratch(width), [&](std::int64_t call, std::byte* scratch) {
+          for (std::int64_t t = 0; t < per_call; ++t) {
+            const std::int64_t task = call * per_call + t;
+            const std::int64_t rows = task / parts;
+            const std::int64_t start = task % parts * width;
+            block(batch_first + rows / row_blocks, rows % row_blocks * tile_, first, start,
+                  std::min(width, columns - start), width, b_packed_, scratch);
+          }
+        });
   }
 
   std::size_t c_bytes(std::int64_t width) const {
@@ -275,7 +309,7 @@ class Matmul {
   // Rows [row, row + tile) and columns [start, start + columns) of the packed ones, which begin at
   // column `first` of C.
   void block(std::int64_t batch, std::int64_t row, std::int64_t first, std::int64_t start,
-             std::int64_t columns, std::int64_t width, std::byte* scratch) {
+             std::int64_t columns, std::int64_t width, T* b, std::byte* scratch) const {
     T* c = reinterpret_cast<T*>(scratch);
     T* a = reinterpret_cast<T*>(scratch += c_bytes(width));
     T* lines = reinterpret_cast<T*>(scratch += a_bytes());
@@ -296,7 +330,7 @@ class Matmul {
       const std::int64_t depth = std::min(kBlockDepth, shape_.k - k);
       pack_a(reader, batch, row, rows, k, depth, lines, a);
       product.a_panel = mr_ * depth;
-      product.b = b_panel(start / nr_, k);
+      product.b = b_panel(b, start / nr_, k);
       product.k = depth;
       product.accumulate = k > 0;
       kernels_.product<T>().product[static_cast<int>(AForm::packed)](product);
@@ -313,7 +347,7 @@ class Matmul {
   }
 
   void pack_a(Reader<T>& reader, std::int64_t batch, std::int64_t row, std::int64_t rows,
-              std::int64_t k, std::int64_t depth, T* lines, T* a) {
+              std::int64_t k, std::int64_t depth, T* lines, T* a) const {
     Dims index = operand_index(batch, step_.epilogue.shape, step_.a.shape);
     std::int64_t& index_row = index[index.size() - 2];
     index.back() = k;
@@ -339,7 +373,7 @@ class Matmul {
   template <typename E>
   void epilogue(std::int64_t batch, std::int64_t row, std::int64_t rows, std::int64_t column,
                 std::int64_t columns, const T* c, std::int64_t ldc, std::byte* row_buffer,
-                std::byte* scratch) {
+                std::byte* scratch) const {
     Evaluator<E> evaluator{kernels_, step_.epilogue, roots_, scratch};
     Dims index = operand_index(batch, step_.epilogue.shape, step_.epilogue.shape);
     for (std::int64_t i = 0; i < rows; ++i) {
@@ -380,11 +414,11 @@ class Matmul {
 std::size_t matmul_workspace(const Kernels& kernels, const MatmulStep& step) {
   switch (step.compute) {
     case MatmulStep::Compute::f32:
-      return Matmul<float>::workspace(kernels, step);
+      return Matmul<float>{kernels, step, {}, nullptr}.workspace();
     case MatmulStep::Compute::f64:
-      return Matmul<double>::workspace(kernels, step);
+      return Matmul<double>{kernels, step, {}, nullptr}.workspace();
     case MatmulStep::Compute::i32:
-      return Matmul<std::uint32_t>::workspace(kernels, step);
+      return Matmul<std::uint32_t>{kernels, step, {}, nullptr}.workspace();
   }
   return 0;
 }

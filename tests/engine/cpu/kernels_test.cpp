@@ -202,6 +202,22 @@ TEST(Convert, DoublesRoundOnceToHalfFormats) {
   }
 }
 
+TEST(Convert, ByteFloatsRoundToNearestEven) {
+  const std::vector<float> values = sweep(40'009);
+  for (const DType dtype : {DType::f8e4m3, DType::f8e5m2}) {
+    std::vector<std::uint8_t> stored(values.size());
+    store_elements(best_kernels(), stored.data(), dtype, 0, 1,
+                   static_cast<std::int64_t>(values.size()), values.data());
+    int wrong = 0;
+    for (std::size_t i = 0; i < values.size(); ++i) {
+      std::uint8_t expected = 0;
+      store_element(&expected, dtype, 0, values[i]);
+      wrong += stored[i] == expected ? 0 : 1;
+    }
+    EXPECT_EQ(wrong, 0) << to_string(dtype);
+  }
+}
+
 TEST(Convert, StridesAndEveryDtype) {
   const Kernels& kernels = best_kernels();
   for (int d = 0; d < kDTypeCount; ++d) {
