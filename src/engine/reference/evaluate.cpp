@@ -45,20 +45,20 @@ Array matmul(Array c, const Array& a, const Array& b) {
   for_each_index(batch, {a_strides, b_strides}, [&](std::size_t at, const auto& matrices) {
     const double* a_matrix = a.value.data() + matrices[0] * m * k;
     const double* b_matrix = b.value.data() + matrices[1] * k * n;
-    for (std::size_t i = 0; i < m; ++i) {
-      for (std::size_t j = 0; j < n; ++j) {
+    std::vector<double> column(k);
+    for (std::size_t j = 0; j < n; ++j) {
+      for (std::size_t l = 0; l < k; ++l) column[l] = b_matrix[l * n + j];
+      for (std::size_t i = 0; i < m; ++i) {
         const double* row = a_matrix + i * k;
-        const double* column = b_matrix + j;
         double& result = c.value[(at * m + i) * n + j];
         if (is_float(a.dtype)) {
           double sum = 0;
-          for (std::size_t l = 0; l < k; ++l) sum += row[l] * column[l * n];
+          for (std::size_t l = 0; l < k; ++l) sum += row[l] * column[l];
           result = sum;
         } else {
           Wide sum = 0;
           for (std::size_t l = 0; l < k; ++l) {
-            sum +=
-                Wide{static_cast<std::int64_t>(row[l])} * static_cast<std::int64_t>(column[l * n]);
+            sum += Wide{static_cast<std::int64_t>(row[l])} * static_cast<std::int64_t>(column[l]);
           }
           result = static_cast<double>(sum);
         }
