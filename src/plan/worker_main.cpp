@@ -1,8 +1,11 @@
 // lawson-worker: judges and compiles for GPUs that are not here. Started by the worker pool only.
+#include <algorithm>
+#include <array>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "engine/cudnn/loader.h"
 #include "engine/registry.h"
@@ -18,18 +21,16 @@ struct Arguments {
 
 // The pool writes this command line; a person who does gets told so.
 bool parse(int argc, char** argv, Arguments& arguments) {
+  std::string parent;
+  const std::array<std::pair<std::string_view, std::string*>, 3> known{
+      {{"--nodriver", &arguments.nodriver}, {"--cudnn", &arguments.cudnn}, {"--parent", &parent}}};
   for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string_view name = argv[i];
-    if (name == "--nodriver") {
-      arguments.nodriver = argv[i + 1];
-    } else if (name == "--cudnn") {
-      arguments.cudnn = argv[i + 1];
-    } else if (name == "--parent") {
-      arguments.parent = std::atoi(argv[i + 1]);
-    } else {
-      return false;
-    }
+    const auto* const found = std::find_if(
+        known.begin(), known.end(), [&](const auto& option) { return option.first == argv[i]; });
+    if (found == known.end()) return false;
+    *found->second = argv[i + 1];
   }
+  arguments.parent = std::atoi(parent.c_str());
   return argc % 2 == 1 && !arguments.nodriver.empty() && arguments.parent > 0;
 }
 
