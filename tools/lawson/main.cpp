@@ -1,6 +1,7 @@
 #include <fmt/format.h>
-#include <unistd.h>
+#include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstring>
 #include <exception>
@@ -51,6 +52,15 @@ int run_action(const Session& session) {
   return code;
 }
 
+// CLI11 only says that some subcommand is missing.
+void check_verb(const CLI::App& app, const std::string& word) {
+  std::vector<std::string> verbs;
+  for (const CLI::App* verb : app.get_subcommands(nullptr)) verbs.push_back(verb->get_name());
+  if (word.starts_with('-') || std::find(verbs.begin(), verbs.end(), word) != verbs.end()) return;
+  throw lawson::cli::bad_usage(
+      fmt::format("'{}' is not a verb; expected one of {}", word, fmt::join(verbs, ", ")));
+}
+
 int run(int argc, char** argv) {
   Session session;
   CLI::App app{
@@ -73,6 +83,7 @@ int run(int argc, char** argv) {
     fmt::print(stderr, "{}", app.help());
     return lawson::cli::kExitInput;
   }
+  check_verb(app, argv[1]);
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& request) {  // --help, --version
