@@ -43,7 +43,7 @@ def main():
     for case in tree.iter("testcase"):
         name = case.get("name")
         status = {"run": "passed", "fail": "failed"}.get(case.get("status"), "skipped")
-        suites[name.split(".")[0].split("/")[0]][status] += 1
+        suites[name.split(": ")[0].split(".")[0]][status] += 1
         if status == "failed":
             failed.append(name)
     if not suites:
