@@ -1,7 +1,7 @@
 """What one run of scripts/gpu-test found, as gpu-test.json and as a short table.
 
-Tests may leave facts (agreement counts, times) as JSON objects in $LAWSON_RESULTS/*.json; they are
-taken over under the file's name.
+Tests may leave facts (agreement counts, times) as JSON objects in $LAWSON_RESULTS/*.json; all of
+them but their lists is taken over under the file's name.
 """
 
 import argparse
@@ -29,6 +29,13 @@ def load(path):
         return None
 
 
+def summary(fact):
+    """A fact without its lists of single cases, which stay in its own file."""
+    if not isinstance(fact, dict):
+        return fact
+    return {key: summary(value) for key, value in fact.items() if not isinstance(value, list)}
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=pathlib.Path)
@@ -49,7 +56,7 @@ def main():
     if not suites:
         suites["build or ctest"]["failed"] += 1
 
-    facts = {p.stem: load(p) for p in sorted((args.out / "facts").glob("*.json"))}
+    facts = {p.stem: summary(load(p)) for p in sorted((args.out / "facts").glob("*.json"))}
     name, driver = (part.strip() for part in args.gpu.split(",", 1))
     total = sum(suites.values(), collections.Counter())
     report = {
@@ -76,7 +83,8 @@ def main():
         print(f"{key:{width}} {count['passed']:6} passed {count['failed']:4} failed"
               f" {count['skipped']:4} skipped")
     for key, fact in facts.items():
-        print(f"{key}: {json.dumps(fact)}")
+        for part, value in fact.items() if isinstance(fact, dict) else [("", fact)]:
+            print(f"{key} {part}: {json.dumps(value)}")
     skips = f", {total['skipped']} skipped" if total["skipped"] else ""
     print(f"{total['passed']} passed, {total['failed']} failed{skips}")
     return 1 if total["failed"] or not total["passed"] else 0
