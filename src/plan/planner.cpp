@@ -1,5 +1,7 @@
 #include "plan/planner.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <bit>
 #include <cctype>

@@ -102,6 +102,30 @@ TEST(Worker, AndNotOnV100) {
   EXPECT_FALSE(verdict->reasons[0].message.empty());
 }
 
+TEST(Worker, ManyTargetsInParallelWithOneAnswerEach) {
+  std::vector<std::future<Result<Verdict>>> requests;
+  const std::array<const char*, 4> names{"a100", "l40s", "h200", "b200"};
+  for (int round = 0; round < 4; ++round) {
+    for (const char* name : names) {
+      requests.push_back(std::async(std::launch::async, [device = target(name)] {
+        return planner().probe(seed_graph(), device, "", {});
+      }));
+    }
+  }
+  std::vector<Verdict> verdicts;
+  for (auto& request : requests) {
+    auto verdict = request.get();
+    ASSERT_TRUE(verdict.ok()) << verdict.error().message;
+    verdicts.push_back(std::move(*verdict));
+  }
+  for (std::size_t i = 0; i < verdicts.size(); ++i) {
+    EXPECT_EQ(verdicts[i].target, names[i % names.size()]);
+    EXPECT_EQ(verdicts[i].decision, Decision::supported);
+    EXPECT_EQ(verdicts[i].key, verdicts[i % names.size()].key);
+    EXPECT_EQ(verdicts[i].plan_names, verdicts[i % names.size()].plan_names);
+  }
+}
+
 TEST(Worker, CompilesAPlanThatABundleBringsBack) {
   const auto plan = planner().compile(seed_graph(), target("h200"), "", {});
   ASSERT_TRUE(plan.ok()) << plan.error().message;
