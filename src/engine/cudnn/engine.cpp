@@ -477,6 +477,8 @@ class CudnnEngine : public Engine {
         } else if (fault != Fault::unsupported) {
           return to_error(*failure, fault, device);
         }
+        // Passed over for its workspace before it was built: said by check_support already.
+        if (failure->text.find("Deselecting") != std::string::npos) continue;
         for (Reason& reason : explain(*failure, graph, device, found.cudnn_version)) {
           if (std::find(reasons.begin(), reasons.end(), reason) == reasons.end()) {
             reasons.push_back(std::move(reason));

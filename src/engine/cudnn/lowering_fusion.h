@@ -106,7 +106,9 @@ class FusionLowering {
   void absorb_views_into_outputs() {
     absorbed_nodes_.assign(graph_.nodes.size(), false);
     std::vector<int> readers(graph_.tensors.size(), 0);
+    std::vector<bool> is_reduced(graph_.tensors.size(), false);
     for (const ir::Node& node : graph_.nodes) {
+      is_reduced[at(node.outputs[0])] = std::holds_alternative<ir::Reduce>(node.op);
       for (const ir::TensorId id : node.inputs) {
         if (id != ir::kNone) ++readers[at(id)];
       }
@@ -116,12 +118,18 @@ class FusionLowering {
       const ir::TensorId from = node.inputs.empty() ? ir::kNone : node.inputs[0];
       const ir::TensorId to = node.outputs[0];
       if (from == ir::kNone || graph_.is_input(from) || graph_.is_output(from) ||
-          readers[at(from)] != 1 || tensor_of(from).dtype != tensor_of(to).dtype) {
+          readers[at(from)] != 1) {
         continue;
       }
       const Sink* sink = sink_of(to);
       if (sink == nullptr || readers[at(to)] != 0) continue;
       std::optional<Layout> layout;
+      // A reduction rounds once, to the type it is stored in: cuDNN takes nothing behind it.
+      if (std::holds_alternative<ir::Convert>(node.op) && is_reduced[at(from)] &&
+          is_float(tensor_of(from).dtype) && is_float(tensor_of(to).dtype)) {
+        layout = sink->layout;
+      }
+      if (!layout && tensor_of(from).dtype != tensor_of(to).dtype) continue;
       if (const auto* transpose = std::get_if<ir::Transpose>(&node.op)) {
         Dims inverse(transpose->perm.size());
         for (std::size_t axis = 0; axis < inverse.size(); ++axis) {
@@ -708,6 +716,7 @@ class FusionLowering {
       if (!layout) return refuse("reduction", node, "the output's strides do not allow it");
     }
     fe::ReductionMode_t mode = fe::ReductionMode_t::ADD;
+    bool absolute = false;
     switch (op.kind) {
       case ReduceKind::sum: mode = fe::ReductionMode_t::ADD; break;
       case ReduceKind::max: mode = fe::ReductionMode_t::MAX; break;
@@ -715,11 +724,16 @@ class FusionLowering {
       case ReduceKind::mean: mode = fe::ReductionMode_t::AVG; break;
       case ReduceKind::prod: mode = fe::ReductionMode_t::MUL; break;
       case ReduceKind::amax: mode = fe::ReductionMode_t::AMAX; break;
-      case ReduceKind::norm1: mode = fe::ReductionMode_t::NORM1; break;
-      case ReduceKind::norm2: mode = fe::ReductionMode_t::NORM2; break;
+      case ReduceKind::norm1: absolute = true; break;
+      case ReduceKind::norm2:
+        return refuse("op_not_in_cudnn", node,
+                      "cuDNN's fusions have no such reduction, and take nothing (a square root) "
+                      "behind one");
     }
     const Type compute = compute_type(node);
-    LAWSON_TRY(const TensorPtr tensor, operand(node, from, compute, fold_shape(x.shape)));
+    const Dims3 whole = fold_shape(x.shape);
+    LAWSON_TRY(TensorPtr tensor, operand(node, from, compute, whole));
+    if (absolute) tensor = virtual_pointwise(Mode::ABS, {tensor}, whole, compute, compute);
     const TensorPtr result = target_.reduction(
         tensor, fe::graph::Reduction_attributes().set_name(y.name).set_mode(mode).set_compute_data_type(
                     compute));

@@ -297,6 +297,14 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
                        "target"});
   }
   const auto facts = attention_facts(graph);
+  if (facts && facts->backward && facts->rule->softcap > 0 &&
+      facts->node->outputs[ir::AttentionBackward::dbias] != ir::kNone) {
+    reasons.push_back({"softcap",
+                       fmt::format("softcap = {} together with bias_grad = true: cuDNN's backward pass "
+                                   "with a modified score has no gradient of the bias",
+                                   facts->rule->softcap),
+                       "bias_grad"});
+  }
   for (const auto& text : order) {
     const auto& [status, message] = text;
     std::string engines;
@@ -460,6 +468,17 @@ std::vector<Reason> explain(const StageError& failure, const ir::Graph& graph,
   if (failure.stage == "build_plan") return {build_reason(failure, subject, graph, device)};
   for (Reason& reason : reasons_of_engines(parse_refusals(failure.text), subject, graph, device)) {
     reasons.push_back(std::move(reason));
+  }
+  if (has(failure.text, "reduction_descriptor")) {
+    for (const ir::Node& node : graph.nodes) {
+      if (!std::holds_alternative<ir::Reduce>(node.op)) continue;
+      const ir::Tensor& x = graph.tensor(node.inputs[0]);
+      reasons.push_back({"reduction",
+                         fmt::format("{}: cuDNN {} has no op '{}' of {}{}", subject,
+                                     version_text(cudnn_version), ir::op_name(node.op),
+                                     to_string(x.dtype), to_string(x.shape)),
+                         graph.tensor(node.outputs[0]).name});
+    }
   }
   if (reasons.empty()) {
     const std::string text = first_line(failure.text);
