@@ -47,8 +47,9 @@ tsan: ## the same under the thread sanitizer
 	@scripts/setup build
 	@scripts/test tsan
 
-gpu-kit: ## gather the headers that a GPU machine without registries needs, into build/gpu-kit
+gpu-kit: ## what a GPU machine without registries needs, gathered in build/gpu-kit
 	@scripts/setup build
+	@scripts/build release lawson-demo
 	@scripts/gpu-kit
 
 gpu-test: ## build and run everything that needs a GPU, on a machine with one

@@ -46,15 +46,17 @@ def main():
 
     suites = collections.defaultdict(collections.Counter)
     failed = []
-    tree = xml.etree.ElementTree.parse(args.out / "ctest.xml").getroot()
-    for case in tree.iter("testcase"):
+    cases = []
+    for results in sorted(args.out.glob("*.xml")):
+        cases += xml.etree.ElementTree.parse(results).getroot().iter("testcase")
+    for case in cases:
         name = case.get("name")
         status = {"run": "passed", "fail": "failed"}.get(case.get("status"), "skipped")
         suites[name.split(": ")[0].split(".")[0]][status] += 1
         if status == "failed":
             failed.append(name)
-    if not suites:
-        suites["build or ctest"]["failed"] += 1
+    if not (args.out / "ctest.xml").exists():
+        suites["ctest"]["failed"] += 1
 
     facts = {p.stem: summary(load(p)) for p in sorted((args.out / "facts").glob("*.json"))}
     name, driver = (part.strip() for part in args.gpu.split(",", 1))
