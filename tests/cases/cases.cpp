@@ -13,7 +13,7 @@ std::string summary(const Json& spec) {
       text += fmt::format("{}{} ", input["dtype"].get<std::string>(), input["shape"].dump());
     }
     text += "->";
-    for (const Json& op : spec["ops"]) text += " " + op["op"].get<std::string>();
+    for (const Json& op : spec["ops"]) text += fmt::format(" {}", op["op"].get<std::string>());
     return spec.value("strict", false) ? text + " (strict)" : text;
   }
   for (const auto& [field, value] : spec.items()) {
