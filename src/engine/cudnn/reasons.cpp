@@ -268,6 +268,23 @@ int lowest_capability(const EngineRefusal& refusal) {
   return std::stoi(match[1]);
 }
 
+// " (out is bf16)" for every output that is or follows a reduction.
+std::string reduced_dtypes(const ir::Graph& graph) {
+  std::string found;
+  std::vector<ir::TensorId> reduced;
+  for (const ir::Node& node : graph.nodes) {
+    const bool follows = !node.inputs.empty() && std::find(reduced.begin(), reduced.end(),
+                                                           node.inputs[0]) != reduced.end();
+    if (!std::holds_alternative<ir::Reduce>(node.op) && !follows) continue;
+    reduced.push_back(node.outputs[0]);
+    const ir::Tensor& result = graph.tensor(node.outputs[0]);
+    if (!graph.is_output(node.outputs[0]) || result.dtype == DType::f32) continue;
+    found += fmt::format("{}{} is {}", found.empty() ? " (" : ", ", result.name,
+                         to_string(result.dtype));
+  }
+  return found.empty() ? found : found + ")";
+}
+
 // Reasons of a graph of pointwise ops and matmuls, or of attention, from what each engine said.
 std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusals,
                                        const std::string& subject, const ir::Graph& graph,
@@ -305,6 +322,9 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
                                    facts->rule->softcap),
                        "bias_grad"});
   }
+  // cuBLASLt's engine takes plain products only; what it misses says least about a fusion.
+  std::stable_partition(order.begin(), order.end(),
+                        [&](const auto& text) { return by_text[text] != std::vector{0}; });
   for (const auto& text : order) {
     const auto& [status, message] = text;
     std::string engines;
@@ -321,6 +341,8 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
       field = "dtype";
       if (has(message, "is_input_compute_type_match")) {
         sentence = "the types of the matmul's operands and its accumulation do not go together";
+      } else if (has(message, "yType == CUDNN_DATA_FLOAT")) {
+        sentence = "the result of a reduction must have dtype f32" + reduced_dtypes(graph);
       } else if (facts) {
         sentence = fmt::format("dtype = {}: {}", to_string(facts->dtype), message);
       }
