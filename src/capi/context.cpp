@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <mutex>
 
@@ -96,15 +97,18 @@ Result<Asked> read_options(const lawson_options* options) {
   LAWSON_CHECK(read_struct(options, given, "lawson_options", kOptionPrefixes));
   Asked asked;
   asked.engine = given.engine == nullptr ? "" : given.engine;
-  // Read as a number: a caller's value may be outside the enum.
-  switch (static_cast<int>(given.strength)) {
+  // A caller's value may be outside the enum, and loading it as the enum would be undefined.
+  int strength = 0;
+  static_assert(sizeof(strength) == sizeof(given.strength));
+  std::memcpy(&strength, &given.strength, sizeof(strength));
+  switch (strength) {
     case LAWSON_JUDGED: asked.options.strength = Strength::judged; break;
     case LAWSON_BUILT: asked.options.strength = Strength::built; break;
     case LAWSON_VERIFIED: asked.options.strength = Strength::verified; break;
     default:
       return invalid("options.strength: {} is not allowed; expected LAWSON_JUDGED (0), "
                      "LAWSON_BUILT (1) or LAWSON_VERIFIED (2)",
-                     static_cast<int>(given.strength));
+                     strength);
   }
   asked.options.workspace_limit = given.workspace_limit < 0 ? -1 : given.workspace_limit;
   asked.options.deterministic = given.deterministic != 0;

@@ -7,6 +7,8 @@
 namespace lawson::capi {
 namespace {
 
+constexpr std::size_t kMaxMessageBytes = std::size_t{64} << 10;
+
 // What lawson_last_error_message hands out. A message that cannot be stored falls back to a
 // literal, so that reporting an error never fails.
 struct LastError {
@@ -22,7 +24,7 @@ LastError& last_error() noexcept {
 lawson_status keep(lawson_status status, std::string_view message) noexcept {
   LastError& last = last_error();
   try {
-    last.text.assign(message);
+    last.text.assign(message.substr(0, kMaxMessageBytes));
     last.shown = last.text.c_str();
   } catch (...) {
     last.shown = "out of memory while an error was being reported";

@@ -19,10 +19,21 @@ Result<std::optional<DType>> read_dtype(ObjectReader& reader, const std::string&
   return dtype_from_string(name);
 }
 
+constexpr std::size_t kMaxNameBytes = 256;
+
+Result<std::string> read_name(ObjectReader& reader, const std::string& field) {
+  LAWSON_TRY(std::string name, reader.string(field));
+  if (name.size() > kMaxNameBytes) {
+    return reader.fail(field, fmt::format("a name of {} bytes; at most {}", name.size(),
+                                          kMaxNameBytes));
+  }
+  return name;
+}
+
 Result<Tensor> read_input(const Json& item, const std::string& source, const std::string& path) {
   ObjectReader reader(item, source, path);
   Tensor tensor;
-  LAWSON_TRY(tensor.name, reader.string("name"));
+  LAWSON_TRY(tensor.name, read_name(reader, "name"));
   LAWSON_TRY(auto dtype, read_dtype(reader, "dtype"));
   if (!dtype) return reader.fail("dtype", "missing; expected a type name");
   tensor.dtype = *dtype;
@@ -151,15 +162,19 @@ Result<std::vector<std::string>> read_names(ObjectReader& reader, const std::str
   const Json* value = reader.find(field);
   std::vector<std::string> names;
   if (value == nullptr) return names;
-  if (value->is_string()) return std::vector{value->get<std::string>()};
+  if (value->is_string()) {
+    LAWSON_TRY(std::string name, read_name(reader, field));
+    return std::vector{std::move(name)};
+  }
   if (!value->is_array()) return reader.fail_value(field, *value, "a name or a list of names");
   for (const Json& item : *value) {
     if (item.is_null()) {
       names.emplace_back();
-    } else if (item.is_string() && !item.get_ref<const std::string&>().empty()) {
+    } else if (item.is_string() && !item.get_ref<const std::string&>().empty() &&
+               item.get_ref<const std::string&>().size() <= kMaxNameBytes) {
       names.push_back(item.get<std::string>());
     } else {
-      return reader.fail_value(field, item, "a tensor name or null");
+      return reader.fail_value(field, item, "a tensor name of at most 256 bytes, or null");
     }
   }
   return names;
@@ -168,7 +183,7 @@ Result<std::vector<std::string>> read_names(ObjectReader& reader, const std::str
 Status read_op(const Json& item, const std::string& source, const std::string& path,
                Builder& builder) {
   ObjectReader reader(item, source, path);
-  LAWSON_TRY(std::string name, reader.string("op"));
+  LAWSON_TRY(std::string name, read_name(reader, "op"));
   auto op = op_from_name(name);
   if (!op) {
     const std::string near = nearest_name(name, all_op_names());
@@ -214,7 +229,7 @@ Status read_output(const Json& item, const std::string& source, const std::strin
                    Builder& builder) {
   const Json object = item.is_string() ? Json{{"name", item}} : item;
   ObjectReader reader(object, source, path);
-  LAWSON_TRY(std::string name, reader.string("name"));
+  LAWSON_TRY(std::string name, read_name(reader, "name"));
   LAWSON_TRY(auto dtype, read_dtype(reader, "dtype"));
   Dims strides;
   if (reader.has("strides")) {
@@ -298,7 +313,10 @@ Result<Graph> graph_from_json(const Json& document, const std::string& source) {
   ObjectReader reader(document, source);
   LAWSON_CHECK(reader.integer("lawson", 1, 1));
   LAWSON_CHECK(reader.choice_or("kind", "graph", {"graph"}));
-  LAWSON_TRY(std::string name, reader.string_or("name", "graph"));
+  std::string name = "graph";
+  if (reader.has("name")) {
+    LAWSON_TRY(name, read_name(reader, "name"));
+  }
   LAWSON_TRY(bool strict, reader.boolean_or("strict", false));
   Builder builder(name);
   builder.strict(strict);

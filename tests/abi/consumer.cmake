@@ -1,0 +1,28 @@
+# Installs the build to a fresh prefix, moves the prefix, builds examples/consumer against it with
+# find_package, and runs it there.
+function(run)
+  execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE out ERROR_VARIABLE out)
+  if(NOT code EQUAL 0)
+    list(JOIN ARGN " " command)
+    message(FATAL_ERROR "${command}\nexit ${code}\n${out}")
+  endif()
+  set(output "${out}" PARENT_SCOPE)
+endfunction()
+
+file(REMOVE_RECURSE ${WORK})
+run(${CMAKE_COMMAND} --install ${BUILD} --prefix ${WORK}/first)
+file(RENAME ${WORK}/first ${WORK}/prefix)
+run(${CMAKE_COMMAND} -S ${SOURCE} -B ${WORK}/build -G Ninja -DCMAKE_CXX_COMPILER=${COMPILER}
+  -DCMAKE_PREFIX_PATH=${WORK}/prefix)
+run(${CMAKE_COMMAND} --build ${WORK}/build)
+run(${WORK}/build/consumer cpu)
+if(NOT output MATCHES "example on cpu: supported by cpu")
+  message(FATAL_ERROR "the consumer said: ${output}")
+endif()
+foreach(file include/lawson/lawson.h include/lawson/lawson.hpp bin/lawson)
+  if(NOT EXISTS ${WORK}/prefix/${file})
+    message(FATAL_ERROR "${file} was not installed")
+  endif()
+endforeach()
+run(${WORK}/prefix/bin/lawson --version)
+file(REMOVE_RECURSE ${WORK})
