@@ -55,6 +55,8 @@ struct Outcome {
   std::string detail;
   double ratio = 0;  // largest error / bound
   double seconds = 0;
+  std::int64_t elements = 0;
+  std::int64_t unjudged = 0;
 };
 
 Outcome support(Engine& engine, const Device& device, const ir::Graph& graph) {
@@ -79,8 +81,13 @@ Outcome parity(Engine& engine, const Device& device, const ir::Graph& graph, Eng
   }
   if (perf) return {"ok", fmt::format("{:.1f} us", result->seconds * 1e6), 0, result->seconds};
   const plan::Comparison& comparison = result->comparison;
-  return {comparison.ok() ? "ok" : "wrong", comparison.text(), comparison.max_ratio(),
-          result->seconds};
+  Outcome outcome{comparison.ok() ? "ok" : "wrong", comparison.text(), comparison.max_ratio(),
+                  result->seconds};
+  for (const plan::OutputComparison& output : comparison.outputs) {
+    outcome.elements += output.elements;
+    outcome.unjudged += output.unjudged;
+  }
+  return outcome;
 }
 
 int write_specs(const Flags& flags, const std::vector<Case>& cases) {
@@ -115,6 +122,8 @@ int run(const Flags& flags) {
               {"seed", flags.seed},     {"device", device->name}, {"cases", Json::array()}};
   std::map<std::string, int> tally;
   double worst = 0;
+  std::int64_t elements = 0;
+  std::int64_t unjudged = 0;
   for (const Case& item : cases) {
     auto graph = graph_of(item);
     Outcome outcome;
@@ -128,6 +137,8 @@ int run(const Flags& flags) {
     }
     ++tally[outcome.word];
     worst = std::max(worst, outcome.ratio);
+    elements += outcome.elements;
+    unjudged += outcome.unjudged;
     const bool bad = outcome.word == "wrong" || outcome.word == "error";
     if (bad || flags.verbose || flags.mode != "parity") {
       std::cout << fmt::format("{:<12} {}\n             {}\n", outcome.word, item.text(),
@@ -138,6 +149,7 @@ int run(const Flags& flags) {
                                {"detail", outcome.detail},
                                {"ratio", outcome.ratio},
                                {"seconds", outcome.seconds},
+                               {"unjudged", outcome.unjudged},
                                {"style", plan::to_string(item.style)},
                                {"seed", item.seed},
                                {"spec", item.spec}});
@@ -146,7 +158,8 @@ int run(const Flags& flags) {
       fmt::format("{} {} on {}: {} cases", flags.engine, flags.mode, device->name, cases.size());
   for (const auto& [word, count] : tally) summary += fmt::format(", {} {}", count, word);
   if (flags.mode == "parity") {
-    summary += fmt::format(", largest error {:.3f} of its bound", worst);
+    summary += fmt::format(", largest error {:.3f} of its bound, {} of {} elements not judged",
+                           worst, unjudged, elements);
   }
   std::cout << summary << '\n';
   report["summary"] = tally;

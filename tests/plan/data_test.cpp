@@ -164,8 +164,8 @@ TEST(Inputs, StylesDoWhatTheySay) {
   EXPECT_NE(tiny[0], 0);
 }
 
-struct Run {
-  Run() : graph{graph_from(kNegate)}, inputs{inputs_of(graph)}, outputs{make_outputs(graph)} {
+struct Sample {
+  Sample() : graph{graph_from(kNegate)}, inputs{inputs_of(graph)}, outputs{make_outputs(graph)} {
     expected = oracle(graph, inputs);
     write();
   }
@@ -187,7 +187,7 @@ struct Run {
 };
 
 TEST(Compare, RightResultsPass) {
-  Run run;
+  Sample run;
   const Comparison result = run.result();
   EXPECT_TRUE(result.ok()) << result.text();
   EXPECT_EQ(result.outputs[0].elements, 12);
@@ -195,7 +195,7 @@ TEST(Compare, RightResultsPass) {
 }
 
 TEST(Compare, NamesTheFirstWrongElement) {
-  Run run;
+  Sample run;
   run.data()[6 + 2] += 0.25F;
   const Comparison result = run.result();
   EXPECT_FALSE(result.ok());
@@ -208,46 +208,46 @@ TEST(Compare, NamesTheFirstWrongElement) {
 
 TEST(Compare, UnwrittenElementsNaNsGapsAndGuards) {
   {
-    Run run;
+    Sample run;
     run.outputs = make_outputs(run.graph);
     const Comparison result = run.result();
     EXPECT_EQ(result.outputs[0].unwritten, 12);
     EXPECT_FALSE(result.ok());
   }
   {
-    Run run;
+    Sample run;
     run.data()[0] = std::numeric_limits<float>::infinity();
     EXPECT_EQ(run.result().outputs[0].wrong_pattern, 1);
   }
   {
-    Run run;
+    Sample run;
     run.expected[0].values[0] = std::numeric_limits<double>::quiet_NaN();
     EXPECT_EQ(run.result().outputs[0].wrong_pattern, 1);
     run.data()[0] = std::nanf("1");
     EXPECT_TRUE(run.result().ok());
   }
   {
-    Run run;
+    Sample run;
     run.data()[4] = 1;  // between the rows
     EXPECT_FALSE(run.result().outputs[0].gaps_intact);
     EXPECT_FALSE(run.result().ok());
   }
   for (const std::int64_t beside : {std::int64_t{-1}, std::int64_t{16}}) {
-    Run run;
+    Sample run;
     std::byte* first = run.outputs[0].data() + 4 * beside;
     *first ^= std::byte{1};
     EXPECT_FALSE(run.result().outputs[0].guards_intact);
     EXPECT_FALSE(run.result().ok());
   }
   {
-    Run run;
+    Sample run;
     run.outputs.clear();
     EXPECT_FALSE(run.result().ok());
   }
 }
 
 TEST(Compare, InfiniteBoundsAcceptAnything) {
-  Run run;
+  Sample run;
   run.expected[0].bounds[5] = std::numeric_limits<double>::infinity();
   run.data()[6 + 1] = std::nanf("1");
   const Comparison result = run.result();
