@@ -94,6 +94,8 @@ struct Arithmetic {
   double accumulate_roundoff = 0;   // per addition (f32: 2^-24)
   double probability_roundoff = 0;  // storage of softmax probabilities between the two matmuls
   double function_roundoff = 0;     // relative error of exp, tanh, ...
+  double partial_roundoff = 0;      // storage of per-head gradients that are then added: dK and dV of
+                                    // a group of heads, dBias of a broadcast bias
 };
 
 // The oracle's answer for one output: float64 values and, per element, a bound on how far a

@@ -1,5 +1,6 @@
 #include "engine/cudnn/defects.h"
 
+#include <algorithm>
 #include <array>
 #include <limits>
 
@@ -10,6 +11,13 @@ namespace {
 
 constexpr int kOpen = std::numeric_limits<int>::max();  // no release with a fix is known
 
+// What a row may look at; `attention` is null for a fusion.
+struct Question {
+  const ir::Graph& graph;
+  const AttentionFacts* attention;
+  int compute_capability;
+};
+
 struct Row {
   int first_version;
   int last_version;
@@ -18,10 +26,14 @@ struct Row {
   const char* field;
   bool barred;
   const char* message;
-  bool (*applies)(const AttentionFacts&, int compute_capability);
+  bool (*applies)(const Question&);
 };
 
-bool is_hopper(int compute_capability) { return compute_capability / 100 == 9; }
+constexpr const char* kMeasured = "measured on an H200 with cuDNN 9.19.0, docs/cudnn-notes.md";
+
+bool is_hopper(int compute_capability) {
+  return compute_capability / 100 == 9;
+}
 
 // Columns past the last key are masked anyway when the right bound keeps every row below s_kv.
 bool tail_is_masked(const AttentionFacts& facts) {
@@ -32,31 +44,101 @@ bool tail_is_masked(const AttentionFacts& facts) {
   return last_row + facts.rule->right < facts.s_kv;
 }
 
+// Axes of the scores [b, h, s_q, s_kv] along which the bias is repeated.
+bool bias_repeats(const Question& question, std::size_t axis) {
+  const AttentionFacts& facts = *question.attention;
+  if (facts.bias == ir::kNone) return false;
+  const Dims full{facts.batch, facts.heads, facts.s_q, facts.s_kv};
+  return question.graph.tensor(facts.bias).shape[axis] < full[axis];
+}
+
+// An input that a pointwise operation repeats along two or more axes.
+bool repeats_along_two_axes(const ir::Graph& graph) {
+  for (const ir::Node& node : graph.nodes) {
+    if (node.outputs[0] == ir::kNone) continue;
+    const Dims& out = graph.tensor(node.outputs[0]).shape;
+    for (const ir::TensorId id : node.inputs) {
+      if (!graph.is_input(id) || graph.tensor(id).by_value) continue;
+      const Dims& in = graph.tensor(id).shape;
+      int repeated = 0;
+      for (std::size_t axis = 0; axis < out.size(); ++axis) {
+        const std::size_t missing = out.size() - std::min(in.size(), out.size());
+        const std::int64_t own = axis < missing ? 1 : in[axis - missing];
+        if (own == 1 && out[axis] > 1) ++repeated;
+      }
+      if (repeated >= 2 && !std::holds_alternative<ir::Reduce>(node.op)) return true;
+    }
+  }
+  return false;
+}
+
+bool has_matmul(const ir::Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
+    return std::holds_alternative<ir::Matmul>(node.op);
+  });
+}
+
 constexpr std::array kRows{
     Row{91000, 91001, "attention-9.10", "cuDNN 9.10.2 release notes", "cudnn_version", true,
         "cuDNN 9.10.0 and 9.10.1 compute attention wrongly; 9.10.2 or later does not",
-        [](const AttentionFacts&, int) { return true; }},
+        [](const Question& q) { return q.attention != nullptr; }},
     Row{91400, 91400, "window-9.14.0", "cuDNN 9.14.1 release notes", "window", true,
         "cuDNN 9.14.0 computes windows without a right bound wrongly when seqlen_kv > 1024; 9.14.1 "
         "or later does not",
-        [](const AttentionFacts& facts, int) {
-          return facts.rule->left >= 0 && facts.rule->right < 0 && facts.s_kv > 1024;
+        [](const Question& q) {
+          return q.attention != nullptr && q.attention->rule->left >= 0 &&
+                 q.attention->rule->right < 0 && q.attention->s_kv > 1024;
         }},
     // The kernel walks keys in tiles of 128 and masks them in tiles of 64: the zero-filled half of
     // the last tile is scored 0, and exp(0 - LSE) overflows.
     Row{91501, kOpen, "hopper-backward-kv-tail", "pytorch#196678", "seqlen_kv", false,
         "cuDNN's Hopper backward returns NaN in dQ for query rows whose log-sum-exp is below -88.7 "
         "when seqlen_kv mod 128 is 64; a padding mask with seqlen_kv rounded up to 128 avoids it",
-        [](const AttentionFacts& facts, int compute_capability) {
-          return facts.backward && is_hopper(compute_capability) && facts.s_kv % 128 == 64 &&
-                 !tail_is_masked(facts);
+        [](const Question& q) {
+          return q.attention != nullptr && q.attention->backward &&
+                 is_hopper(q.compute_capability) && q.attention->s_kv % 128 == 64 &&
+                 !tail_is_masked(*q.attention);
         }},
     Row{92500, kOpen, "hopper-backward-one-query", "cudnn-frontend#1072", "seqlen_q", false,
         "cuDNN's Hopper backward returns NaN in dK and dV for seqlen_q = 1 with a very negative "
         "log-sum-exp; a padding mask with full lengths avoids it",
-        [](const AttentionFacts& facts, int compute_capability) {
-          return facts.backward && is_hopper(compute_capability) && facts.s_q == 1 &&
-                 !facts.rule->padding;
+        [](const Question& q) {
+          return q.attention != nullptr && q.attention->backward &&
+                 is_hopper(q.compute_capability) && q.attention->s_q == 1 &&
+                 !q.attention->rule->padding;
+        }},
+    Row{0, kOpen, "bias-repeated-backward", kMeasured, "bias_shape", true,
+        "cuDNN accepts a backward whose bias is repeated along seqlen_q or seqlen_kv and computes "
+        "wrong gradients; give the bias its full seqlen_q and seqlen_kv",
+        [](const Question& q) {
+          return q.attention != nullptr && q.attention->backward &&
+                 (bias_repeats(q, 2) || bias_repeats(q, 3));
+        }},
+    Row{0, kOpen, "bias-per-head-forward", kMeasured, "bias_shape", true,
+        "cuDNN accepts a bias that is repeated along both seqlen_q and seqlen_kv and adds the wrong "
+        "elements of it; give the bias its full seqlen_q or seqlen_kv",
+        [](const Question& q) {
+          return q.attention != nullptr && bias_repeats(q, 2) && bias_repeats(q, 3);
+        }},
+    Row{0, kOpen, "pointwise-repeated-twice", kMeasured, "shape", true,
+        "cuDNN accepts a fusion without a matmul that repeats an input along two or more axes, and "
+        "reads the wrong elements of it; broadcast it along one axis at most",
+        [](const Question& q) {
+          return q.attention == nullptr && !has_matmul(q.graph) && repeats_along_two_axes(q.graph);
+        }},
+    // Depend on the lengths' values, which no plan knows.
+    Row{0, kOpen, "decode-empty-query", kMeasured, "seqlens_q", false,
+        "with seqlen_q = 1 cuDNN ignores the query lengths: the row of a sequence of length 0 is "
+        "computed instead of being 0",
+        [](const Question& q) {
+          return q.attention != nullptr && !q.attention->backward && q.attention->s_q == 1 &&
+                 q.attention->rule->padding;
+        }},
+    Row{0, kOpen, "padding-empty-keys", kMeasured, "seqlens_kv", false,
+        "cuDNN returns NaN in the rows of a sequence that has queries and no keys (length 0 in "
+        "seqlens_kv)",
+        [](const Question& q) {
+          return q.attention != nullptr && q.attention->s_q > 1 && q.attention->rule->padding;
         }},
 };
 
@@ -65,10 +147,10 @@ constexpr std::array kRows{
 std::optional<Defect> known_defect(const ir::Graph& graph, const Device& device,
                                    int cudnn_version) {
   const auto facts = attention_facts(graph);
-  if (!facts) return std::nullopt;
+  const Question question{graph, facts ? &*facts : nullptr, device.compute_capability};
   for (const Row& row : kRows) {
     if (cudnn_version < row.first_version || cudnn_version > row.last_version) continue;
-    if (!row.applies(*facts, device.compute_capability)) continue;
+    if (!row.applies(question)) continue;
     return Defect{row.id, row.message, row.source, row.field, row.barred};
   }
   return std::nullopt;

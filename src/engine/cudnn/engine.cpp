@@ -213,8 +213,8 @@ class CudnnEngine : public Engine {
     }
     LAWSON_TRY(const Json document, parse_json(plan.graph_json, "the plan's graph"));
     LAWSON_TRY(const ir::Graph graph, ir::graph_from_json(document, "the plan's graph"));
-    auto loaded = std::make_shared<LoadedPlan>(plan, unpacked.bytes.supplies,
-                                               std::move(executable), device.ordinal);
+    auto loaded = std::make_shared<LoadedPlan>(plan, unpacked.bytes.supplies, std::move(executable),
+                                               device.ordinal);
     loaded->own_workspace = aligned(unpacked.bytes.workspace);
     for (ir::TensorId id = 0; id < graph.input_count; ++id) {
       const ir::Tensor& tensor = graph.tensor(id);
@@ -264,6 +264,7 @@ class CudnnEngine : public Engine {
     const auto facts = attention_facts(graph);
     if (facts) {
       result.probability_roundoff = unit_roundoff(facts->dtype);
+      result.partial_roundoff = unit_roundoff(facts->dtype);
       if (facts->dtype == DType::f32) result.operand_roundoff = 0x1p-11;  // TF32
       if (facts->rule->softcap > 0) result.function_roundoff = 0x1p-10;   // tanh.approx
       return result;
@@ -311,9 +312,9 @@ class CudnnEngine : public Engine {
  private:
   static bool uses_tanh(ir::UnaryKind kind) {
     using ir::UnaryKind;
-    return kind == UnaryKind::tanh || kind == UnaryKind::gelu_tanh ||
-           kind == UnaryKind::sigmoid || kind == UnaryKind::silu || kind == UnaryKind::gelu ||
-           kind == UnaryKind::erf || kind == UnaryKind::tan || kind == UnaryKind::softplus;
+    return kind == UnaryKind::tanh || kind == UnaryKind::gelu_tanh || kind == UnaryKind::sigmoid ||
+           kind == UnaryKind::silu || kind == UnaryKind::gelu || kind == UnaryKind::erf ||
+           kind == UnaryKind::tan || kind == UnaryKind::softplus;
   }
 
   Verdict blank_verdict(const ir::Graph& graph, const Device& device, const Options& options,
@@ -405,7 +406,8 @@ class CudnnEngine : public Engine {
     }
     if (const Failure failure = (*lowered)->judge(handle.get())) {
       const Fault fault = classify(*failure, !device.present());
-      if (fault == Fault::unsupported || (fault == Fault::undecided && !nvrtc_knows(device, found))) {
+      if (fault == Fault::unsupported ||
+          (fault == Fault::undecided && !nvrtc_knows(device, found))) {
         return refuse(explain(*failure, graph, device, found.cudnn_version));
       }
       if (fault != Fault::undecided) return to_error(*failure, fault, device);
@@ -428,12 +430,12 @@ class CudnnEngine : public Engine {
 
   static std::optional<Reason> unknown_to_nvrtc(const Device& device, const Libraries& found) {
     if (nvrtc_knows(device, found)) return std::nullopt;
-    return Reason{"cuda_version",
-                  fmt::format("CUDA {} compiles for compute capability {} and newer; {} has {}",
-                              found.nvrtc.version,
-                              compute_capability_text(found.nvrtc_archs.front() * 10), device.name,
-                              compute_capability_text(device.compute_capability)),
-                  "target"};
+    return Reason{
+        "cuda_version",
+        fmt::format("CUDA {} compiles for compute capability {} and newer; {} has {}",
+                    found.nvrtc.version, compute_capability_text(found.nvrtc_archs.front() * 10),
+                    device.name, compute_capability_text(device.compute_capability)),
+        "target"};
   }
 
   // The judged graph, or "unsupported" with the reasons.
@@ -522,8 +524,8 @@ class CudnnEngine : public Engine {
     return refusal;
   }
 
-  // Does anything compile for this device? Tells a graph whose kernel does not compile from an NVRTC
-  // that does not work.
+  // Does anything compile for this device? Tells a graph whose kernel does not compile from an
+  // NVRTC that does not work.
   bool control_plan_builds(const Device& device) {
     const std::lock_guard lock{control_mutex_};
     const auto known = controls_.find(device.compute_capability);
@@ -608,6 +610,8 @@ class CudnnEngine : public Engine {
 
 }  // namespace cudnn
 
-std::shared_ptr<Engine> make_cudnn_engine() { return std::make_shared<cudnn::CudnnEngine>(); }
+std::shared_ptr<Engine> make_cudnn_engine() {
+  return std::make_shared<cudnn::CudnnEngine>();
+}
 
 }  // namespace lawson

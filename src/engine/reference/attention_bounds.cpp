@@ -51,6 +51,7 @@ struct Roundoff {
   double sum;          // one addition or multiplication
   double function;     // exp, log, tanh
   double probability;  // storage between the two matmuls
+  double partial;      // storage of one head's share of a sum over heads
   double floor;
   double stored_floor;
 
@@ -59,6 +60,7 @@ struct Roundoff {
         sum{a.accumulate_roundoff},
         function{2 * a.function_roundoff},
         probability{a.probability_roundoff},
+        partial{a.partial_roundoff},
         floor{flush_floor(a)},
         stored_floor{storage_floor(a)} {}
 
@@ -232,12 +234,14 @@ void add_attention_errors(const ir::AttentionBackward& op, const Operands& opera
   const std::size_t group = p.heads() / p.kv_heads();
   // Sums over columns (dQ) and over rows of a group of heads (dK, dV): relative to sum |terms|.
   const double over_columns = r.matmul(p.columns());
-  const double over_rows = r.matmul(p.rows() * group);
+  const double over_rows = r.matmul(p.rows() * group) + (group > 1 ? r.partial : 0);
   const std::size_t scores = p.batch() * p.heads() * p.rows() * p.columns();
   Array& dbias = results[Slot::dbias];
   Array& dsink = results[Slot::dsink];
   const double over_bias =
-      dbias.size() == 0 ? 0 : accumulation_growth(scores / dbias.size()) * r.sum;
+      dbias.size() == 0 ? 0
+                        : accumulation_growth(scores / dbias.size()) * r.sum +
+                              (dbias.size() < scores ? r.partial : 0);
   const double over_sink = accumulation_growth(p.batch() * p.rows()) * r.sum;
   const double scale = std::fabs(p.scale_value());
   const double scale_error = p.scale != nullptr ? p.scale->error_at(0) : 0.0;
