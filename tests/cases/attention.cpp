@@ -34,7 +34,9 @@ Dims padded_strides(Dice& dice, std::int64_t b, std::int64_t h, std::int64_t s, 
   return {step * s, row, step, 1};
 }
 
-void draw_mask(Dice& dice, Json& spec) {
+// Empty sequences are for engines that get them right: cuDNN does not (engine/cudnn/defects.cpp).
+void draw_mask(Dice& dice, Json& spec, Profile profile) {
+  const std::int64_t shortest = profile == Profile::gpu ? 1 : 0;
   const std::string mask =
       dice.pick<std::string>({"none", "none", "causal", "causal", "padding", "padding_causal",
                               "causal_bottom_right", "padding_causal_bottom_right"});
@@ -52,7 +54,9 @@ void draw_mask(Dice& dice, Json& spec) {
       const std::int64_t limit = spec[full];
       Json lengths = Json::array();
       for (std::int64_t b = 0; b < spec["batch"].get<std::int64_t>(); ++b) {
-        lengths.push_back(dice.chance(20) ? limit : dice.chance(10) ? 0 : dice.below(limit + 1));
+        const std::int64_t drawn =
+            dice.chance(20) ? limit : dice.chance(10) ? 0 : dice.below(limit + 1);
+        lengths.push_back(std::max(drawn, shortest));
       }
       spec[field] = lengths;
     }
@@ -124,7 +128,7 @@ Case draw_attention(std::uint64_t seed, int index, Profile profile) {
   spec["seqlen_kv"] = kv;
   spec["head_dim_qk"] = d;
   spec["head_dim_v"] = dv;
-  draw_mask(dice, spec);
+  draw_mask(dice, spec, profile);
   draw_scores(dice, spec, profile);
   draw_layout(dice, spec);
   if (spec["pass"] == "forward" && dice.chance(60)) spec["return_stats"] = true;
