@@ -50,7 +50,16 @@ class Checker {
       add_model(workloads_of(read_document(path), arguments.options), path);
     }
     targets_ = resolve_targets(arguments.targets, kDefaultTargets);
-    for (const Target& target : targets_) check_.targets.push_back(target.name);
+    std::map<std::string, std::string> capabilities;
+    for (const Json& device : json_of(lawson_devices_json)) {
+      const auto name = device.value("name", std::string{});
+      capabilities[name] = device.value("compute_capability", std::string{});
+      titles_[name] = device.value("title", name);
+    }
+    for (const Target& target : targets_) {
+      check_.targets.push_back(target.name);
+      check_.capabilities.push_back(capabilities[target.name]);
+    }
     check_.cells.assign(questions_.size(), std::vector<CheckCell>(targets_.size()));
   }
 
@@ -146,12 +155,9 @@ class Checker {
 
   // The nearest target of this check that takes the same workload: probed already.
   void share_targets() {
-    std::map<std::string, Json> devices;
-    for (Json& device : json_of(lawson_devices_json)) devices[device.value("name", "")] = device;
-    const auto capability = [&](std::size_t t) {
-      return std::strtod(
-          devices[targets_[t].name].value("compute_capability", std::string{"99"}).c_str(),
-          nullptr);
+    const auto distance = [&](std::size_t a, std::size_t b) {
+      return std::abs(std::strtod(check_.capabilities[a].c_str(), nullptr) -
+                      std::strtod(check_.capabilities[b].c_str(), nullptr));
     };
     for (std::size_t q = 0; q < questions_.size(); ++q) {
       for (std::size_t t = 0; t < targets_.size(); ++t) {
@@ -161,15 +167,12 @@ class Checker {
         std::optional<std::size_t> best;
         for (std::size_t other = 0; other < targets_.size(); ++other) {
           if (decision_of(at({q, other}).verdict) != "supported") continue;
-          if (!best || std::abs(capability(t) - capability(other)) <
-                           std::abs(capability(t) - capability(*best))) {
-            best = other;
-          }
+          if (!best || distance(t, other) < distance(t, *best)) best = other;
         }
         cell.tried = targets_.size() - 1;
         if (!best) continue;
         const std::string& name = targets_[*best].name;
-        cell.neighbours.push_back({{"change", "on " + devices[name].value("title", name)},
+        cell.neighbours.push_back({{"change", "on " + titles_[name]},
                                    {"field", "target"},
                                    {"kind", "target"},
                                    {"target", name},
@@ -212,6 +215,7 @@ class Checker {
   std::vector<Question> questions_;
   std::map<std::string, std::size_t> question_index_;
   std::vector<Target> targets_;
+  std::map<std::string, std::string> titles_;
   std::atomic<std::size_t> probes_{0};
 };
 

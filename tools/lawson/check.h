@@ -35,6 +35,7 @@ struct Check {
   std::vector<CheckModel> models;
   std::vector<CheckRow> rows;
   std::vector<std::string> targets;
+  std::vector<std::string> capabilities;  // compute capability of each target: "9.0"; "" for cpu
   std::vector<std::vector<CheckCell>> cells;  // [question][target]
   std::size_t probes = 0;                     // verdicts asked for, neighbours included
   double seconds = 0;

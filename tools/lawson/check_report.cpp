@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "check.h"
@@ -93,27 +94,42 @@ std::string describe_graph(const Json& spec) {
                      fmt::join(others, " "));
 }
 
-// ---- reasons
-// -------------------------------------------------------------------------------------
+// ---- reasons ------------------------------------------------------------------------------------
 
 struct Use {
   std::size_t row;
   std::size_t target;
 };
 
-// One distinct reason, with every cell that it explains.
+// One distinct reason, with every cell that it explains first of all.
 struct Footnote {
-  std::string message;
-  std::string field;
+  std::string message;            // with kTarget and kCapability for what differs between targets
+  std::vector<std::string> also;  // what else is in the way in some of those cells
   std::vector<Use> uses;
 };
 
-// A spec of pass `training` has two graphs, and names the one that refuses.
-std::string without_pass(std::string_view message) {
-  for (const std::string_view prefix : {"forward: ", "backward: "}) {
-    if (message.starts_with(prefix)) return std::string{message.substr(prefix.size())};
+constexpr std::string_view kTarget = "\x01";
+constexpr std::string_view kCapability = "\x02";
+
+void replace_all(std::string& text, std::string_view what, std::string_view with) {
+  for (std::size_t at = text.find(what); at != std::string::npos; at = text.find(what, at)) {
+    text.replace(at, what.size(), with);
+    at += with.size();
   }
-  return std::string{message};
+}
+
+// A spec of pass `training` has two graphs, and names the one that refuses; a graph's op is named
+// with the types of its operands, which differ from row to row and stand in the table.
+std::string without_place(std::string message) {
+  for (const std::string_view prefix : {"forward: ", "backward: "}) {
+    if (message.starts_with(prefix)) message.erase(0, prefix.size());
+  }
+  const std::size_t colon = message.find(": ");
+  const std::size_t bracket = message.find('[');
+  if (colon != std::string::npos && bracket < colon && message.find(" = ") > colon) {
+    message.erase(0, colon + 2);
+  }
+  return message;
 }
 
 class Footnotes {
@@ -125,38 +141,79 @@ class Footnotes {
   }
 
   const std::vector<Footnote>& list() const { return list_; }
-  const std::vector<std::size_t>& of(std::size_t row, std::size_t target) const {
-    static const std::vector<std::size_t> none;
+  // The number of a cell's footnote, from 1; 0 when it has none.
+  std::size_t of(std::size_t row, std::size_t target) const {
     const auto it = by_cell_.find({row, target});
-    return it == by_cell_.end() ? none : it->second;
+    return it == by_cell_.end() ? 0 : it->second;
   }
 
  private:
   void add(const Use& use) {
     const Json& verdict = check_.cell(check_.rows[use.row], use.target).verdict;
     if (verdict.contains("error")) {
-      note(use, verdict["error"].value("message", ""), "");
-    } else if (decision_of(verdict) != "supported") {
-      for (const Json& reason : verdict.value("reasons", Json::array())) {
-        note(use, without_pass(reason.value("message", "")), reason.value("field", ""));
+      note(use, verdict["error"].value("message", ""));
+      return;
+    }
+    if (decision_of(verdict) == "supported") return;
+    bool first = true;
+    for (const Json& reason : verdict.value("reasons", Json::array())) {
+      const std::string message = general(reason.value("message", std::string{}), use.target);
+      if (first) {
+        note(use, message);
+      } else if (reason.contains("field")) {  // others are an engine's own words: --json has them
+        Footnote& footnote = list_[by_cell_[{use.row, use.target}] - 1];
+        auto& also = footnote.also;
+        if (message != footnote.message &&
+            std::find(also.begin(), also.end(), message) == also.end()) {
+          also.push_back(message);
+        }
       }
+      first = false;
     }
   }
 
-  void note(const Use& use, const std::string& message, const std::string& field) {
-    const auto [it, added] = index_.emplace(message, list_.size());
-    if (added) list_.push_back({message, field, {}});
-    auto& cell = by_cell_[{use.row, use.target}];
-    if (std::find(cell.begin(), cell.end(), it->second) != cell.end()) return;
-    cell.push_back(it->second);
-    list_[it->second].uses.push_back(use);
+  void note(const Use& use, const std::string& message) {
+    const auto [it, added] = index_.emplace(message, list_.size() + 1);
+    if (added) list_.push_back({message, {}, {}});
+    by_cell_[{use.row, use.target}] = it->second;
+    list_[it->second - 1].uses.push_back(use);
+  }
+
+  // The same reason on two targets is one footnote.
+  std::string general(const std::string& message, std::size_t target) const {
+    std::string text = without_place(message);
+    replace_all(text, check_.targets[target] + " ", std::string{kTarget} + " ");
+    const std::string& capability = check_.capabilities[target];
+    if (!capability.empty()) {
+      replace_all(text, "compute capability " + capability,
+                  fmt::format("compute capability {}", kCapability));
+      replace_all(text, fmt::format("{} has {}", kTarget, capability),
+                  fmt::format("{} has {}", kTarget, kCapability));
+    }
+    return text;
   }
 
   const Check& check_;
   std::vector<Footnote> list_;
   std::map<std::string, std::size_t> index_;
-  std::map<std::pair<std::size_t, std::size_t>, std::vector<std::size_t>> by_cell_;
+  std::map<std::pair<std::size_t, std::size_t>, std::size_t> by_cell_;
 };
+
+std::string message_text(const Check& check, std::string message,
+                         const std::set<std::size_t>& targets) {
+  std::vector<std::string> names;
+  std::vector<std::string> capabilities;
+  for (const std::size_t t : targets) {
+    names.push_back(check.targets[t]);
+    const std::string& capability = check.capabilities[t];
+    if (std::find(capabilities.begin(), capabilities.end(), capability) == capabilities.end()) {
+      capabilities.push_back(capability);
+    }
+  }
+  replace_all(message, kTarget, fmt::format("{}", fmt::join(names, ", ")));
+  replace_all(message, kCapability, fmt::format("{}", fmt::join(capabilities, ", ")));
+  return message;
+}
 
 // "all 24 workloads", "all attention workloads", or their names.
 std::string rows_text(const Check& check, const std::set<std::size_t>& rows) {
@@ -194,63 +251,66 @@ std::string targets_text(const Check& check, const std::set<std::size_t>& target
   return fmt::format("{}", fmt::join(names, ", "));
 }
 
-// One change with the targets on which it was probed, for the cells of a footnote.
+// One change, with the targets of the footnote on which it helps.
 struct Change {
   std::string text;
-  bool is_target = false;
   std::set<std::size_t> helps;
-  std::size_t helped = 0;
+  std::size_t helped = 0;  // cells
 };
 
-std::vector<Change> changes_of(const Check& check, const Footnote& footnote) {
+// The changes of the workload that fuse, those first that help most cells; then the other targets.
+struct Help {
   std::vector<Change> changes;
+  std::vector<std::string> targets;
+  std::size_t tried = 0;
+};
+
+Help help_for(const Check& check, const Footnote& footnote) {
+  Help help;
   for (const Use& use : footnote.uses) {
-    for (const Json& neighbour : check.cell(check.rows[use.row], use.target).neighbours) {
-      const bool is_target = neighbour.value("kind", "") == "target";
-      const auto text = is_target ? "on " + neighbour["verdict"].value("target", std::string{})
-                                  : neighbour.value("change", std::string{});
-      auto it = std::find_if(changes.begin(), changes.end(),
+    const CheckCell& cell = check.cell(check.rows[use.row], use.target);
+    help.tried = std::max(help.tried, cell.tried);
+    for (const Json& neighbour : cell.neighbours) {
+      if (neighbour.value("kind", "") == "target") {
+        const auto name = neighbour["verdict"].value("target", std::string{});
+        if (std::find(help.targets.begin(), help.targets.end(), name) == help.targets.end()) {
+          help.targets.push_back(name);
+        }
+        continue;
+      }
+      const auto text = neighbour.value("change", std::string{});
+      auto it = std::find_if(help.changes.begin(), help.changes.end(),
                              [&](const Change& change) { return change.text == text; });
-      if (it == changes.end()) {
-        it = changes.insert(changes.end(), Change{text, is_target, {}, 0});
-      }
-      if (decision_of(neighbour["verdict"]) == "supported") {
-        it->helps.insert(use.target);
-        ++it->helped;
-      }
+      if (it == help.changes.end()) it = help.changes.insert(it, Change{text, {}, 0});
+      it->helps.insert(use.target);
+      ++it->helped;
     }
   }
-  // Changes of the workload before other targets, then those that help most cells.
-  std::stable_sort(changes.begin(), changes.end(), [](const Change& a, const Change& b) {
-    if ((a.helped > 0) != (b.helped > 0)) return a.helped > 0;
-    if (a.is_target != b.is_target) return b.is_target;
-    return a.helped > b.helped;
-  });
-  return changes;
+  std::stable_sort(help.changes.begin(), help.changes.end(),
+                   [](const Change& a, const Change& b) { return a.helped > b.helped; });
+  return help;
 }
 
 std::string help_text(const Check& check, const Footnote& footnote,
                       const std::set<std::size_t>& targets) {
-  const std::vector<Change> changes = changes_of(check, footnote);
+  const Help help = help_for(check, footnote);
+  const std::string mark = "      " + paint("✓", Style::good) + " ";
   std::string out;
-  std::size_t shown = 0;
-  for (const Change& change : changes) {
-    if (change.helped == 0 || shown == kNeighboursShown) break;
-    // On another target, or where it helps on all: nothing to add.
-    const bool everywhere = change.is_target || change.helps == targets;
-    out += paragraph(
-        "      " + paint("✓ ", Style::good),
-        change.text + (everywhere ? ": fuses" : ": fuses on " + targets_text(check, change.helps)));
-    ++shown;
+  for (std::size_t i = 0; i < std::min(help.changes.size(), kNeighboursShown); ++i) {
+    const Change& change = help.changes[i];
+    out += paragraph(mark, change.helps == targets
+                               ? change.text
+                               : change.text + " · " + targets_text(check, change.helps));
   }
-  if (shown > 0) return out;
-  std::size_t tried = 0;
-  for (const Use& use : footnote.uses) {
-    tried = std::max(tried, check.cell(check.rows[use.row], use.target).tried);
+  if (!help.targets.empty()) {
+    std::vector<std::string> shown = help.targets;
+    shown.resize(std::min(shown.size(), kNeighboursShown));
+    out += paragraph(mark, fmt::format("on {}", fmt::join(shown, ", ")));
   }
-  return tried == 0 ? out
-                    : paragraph("      ", fmt::format("{} probed, none fuses",
-                                                      counted(tried, "nearby change")));
+  if (out.empty() && help.tried > 0) {
+    out = paragraph("      ", counted(help.tried, "nearby change") + " probed, none fuses");
+  }
+  return out;
 }
 
 std::string reasons_text(const Check& check, const Footnotes& footnotes) {
@@ -263,7 +323,11 @@ std::string reasons_text(const Check& check, const Footnotes& footnotes) {
       rows.insert(use.row);
       targets.insert(use.target);
     }
-    out += '\n' + paragraph(fmt::format("  {:>2}  ", n + 1), footnote.message);
+    out += '\n' + paragraph(fmt::format("  {:>2}  ", n + 1),
+                            message_text(check, footnote.message, targets));
+    for (std::size_t i = 0; i < std::min<std::size_t>(footnote.also.size(), 2); ++i) {
+      out += paragraph("      also: ", message_text(check, footnote.also[i], targets));
+    }
     out += paragraph("      ",
                      fmt::format("{} · {}", targets_text(check, targets), rows_text(check, rows)));
     out += help_text(check, footnote, targets);
@@ -273,41 +337,102 @@ std::string reasons_text(const Check& check, const Footnotes& footnotes) {
 
 // ---- the table ----------------------------------------------------------------------------------
 
-Cell verdict_cell(const Json& verdict, const std::vector<std::size_t>& notes) {
-  std::string marks;
-  for (const std::size_t note : notes) {
-    marks += (marks.empty() ? "" : "˒") + superscript(note + 1);
-  }
+Cell verdict_cell(const Json& verdict, std::size_t footnote) {
+  const std::string mark = footnote == 0 ? "" : superscript(footnote);
   const std::string decision = decision_of(verdict);
   if (decision == "supported") return {"yes", Style::good};
-  if (decision == "unsupported") return {"no" + marks, Style::bad};
-  if (decision == "undecided") return {"?" + marks, Style::warning};
-  return {"!" + marks, Style::bad};
+  if (decision == "unsupported") return {"no" + mark, Style::bad};
+  if (decision == "undecided") return {"?" + mark, Style::warning};
+  return {"!" + mark, Style::bad};
+}
+
+// Workloads of one layer that differ only in the pass, with equal answers, share a line.
+struct Line {
+  std::size_t row;  // the first of them
+  std::string name;
+  std::string passes;
+  std::string computes;
+};
+
+// "4096×512×64" and "1×512×64" -> "4096|1×512×64"; nullopt when more than the start differs.
+std::optional<std::string> joined_sizes(const std::string& a, const std::string& b) {
+  if (a == b) return a;
+  const std::size_t end_a = a.find("×");
+  const std::size_t end_b = b.find("×");
+  if (end_a == std::string::npos || end_b == std::string::npos) return std::nullopt;
+  if (a.substr(end_a) != b.substr(end_b)) return std::nullopt;
+  return a.substr(0, end_a) + "|" + b;
+}
+
+// "vision.gemm.qkv.prefill" -> "vision.qkv", "prefill": what is a product is seen by its sizes.
+Line line_of(const CheckRow& row, std::size_t index) {
+  Line line{index, row.name, "", describe_spec(row.spec)};
+  if (row.group == "spec") return line;
+  const std::size_t dot = line.name.rfind('.');
+  if (dot != std::string::npos) {
+    line.passes = line.name.substr(dot + 1);
+    line.name.erase(dot);
+  }
+  if (row.group == "gemm") {
+    if (const std::size_t gemm = line.name.find("gemm."); gemm != std::string::npos) {
+      line.name.erase(gemm, 5);
+    }
+  }
+  return line;
+}
+
+std::vector<Line> lines_of(const Check& check, const Footnotes& footnotes) {
+  std::vector<Line> lines;
+  for (std::size_t r = 0; r < check.rows.size(); ++r) {
+    Line line = line_of(check.rows[r], r);
+    const auto shares = [&](const Line& other) {
+      const CheckRow& a = check.rows[other.row];
+      const CheckRow& b = check.rows[r];
+      if (a.model != b.model || a.layers != b.layers || other.name != line.name) return false;
+      if (a.group == "spec" || !joined_sizes(other.computes, line.computes)) return false;
+      for (std::size_t t = 0; t < check.targets.size(); ++t) {
+        if (decision_of(check.cell(a, t).verdict) != decision_of(check.cell(b, t).verdict) ||
+            footnotes.of(other.row, t) != footnotes.of(r, t)) {
+          return false;
+        }
+      }
+      return true;
+    };
+    const auto it = std::find_if(lines.begin(), lines.end(), shares);
+    if (it == lines.end()) {
+      lines.push_back(std::move(line));
+    } else {
+      it->passes += " " + line.passes;
+      it->computes = *joined_sizes(it->computes, line.computes);
+    }
+  }
+  return lines;
 }
 
 Table table_of(const Check& check, const Footnotes& footnotes) {
   Table table;
   table.column("workload");
   table.column("layers", Table::Align::right);
+  table.column("pass");
   table.column("computes", Table::Align::left, true);
   for (const std::string& target : check.targets) table.column(target);
   std::size_t model = check.models.size();
-  for (std::size_t r = 0; r < check.rows.size(); ++r) {
-    const CheckRow& row = check.rows[r];
+  for (const Line& line : lines_of(check, footnotes)) {
+    const CheckRow& row = check.rows[line.row];
     if (row.model != model) {
       model = row.model;
       const CheckModel& of = check.models[model];
-      table.section(of.name,
-                    of.model_type.empty()
-                        ? ""
-                        : fmt::format("{} · {}", of.model_type,
-                                      counted(static_cast<std::size_t>(of.layers), "layer")));
+      const auto layers = static_cast<std::size_t>(of.layers);
+      table.section(of.name, of.model_type.empty()
+                                 ? ""
+                                 : fmt::format("{} · {}", of.model_type, counted(layers, "layer")));
     }
-    std::vector<Cell> cells{{row.name},
+    std::vector<Cell> cells{{line.name},
                             {row.group == "spec" ? "" : fmt::format("{}", row.layers)},
-                            {describe_spec(row.spec), Style::dim}};
+                            {line.passes},
+                            {line.computes, Style::dim}};
     for (std::size_t t = 0; t < check.targets.size(); ++t) {
-      cells.push_back(verdict_cell(check.cell(row, t).verdict, footnotes.of(r, t)));
+      cells.push_back(verdict_cell(check.cell(row, t).verdict, footnotes.of(line.row, t)));
     }
     table.row(std::move(cells));
   }
@@ -353,7 +478,7 @@ std::string report_text(const Check& check) {
   const Footnotes footnotes(check);
   std::string out = table_of(check, footnotes).text();
   if (!footnotes.list().empty()) {
-    out += '\n' + paint("Why not, and the nearest changes that were probed", Style::bold) + '\n';
+    out += '\n' + paint("Why not, and what fuses nearby (each ✓ was probed)", Style::bold) + '\n';
     out += reasons_text(check, footnotes);
   }
   out += '\n';

@@ -1,6 +1,7 @@
 // explain SPEC: the verdict, every failing condition, and what would fuse instead.
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <spawn.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -138,17 +139,20 @@ std::string explain_text(const Json& answer, const std::string& name) {
   std::string out = verdict_text(answer["verdict"], name);
   const Json conditions = answer.value("conditions", Json::array());
   if (!conditions.empty()) {
-    out += '\n' + paint("Failing conditions", Style::bold) + '\n';
+    std::vector<std::string> names;
+    bool joint = false;
     for (const Json& condition : conditions) {
-      const auto field = condition.value("field", std::string{});
-      const bool joint = condition.value("enough", "") == "together";
-      out += paragraph(
-          fmt::format(
-              "  {}{}  ", field,
-              condition.contains("value") ? " = " + condition["value"].dump().substr(0, 40) : ""),
-          condition.value("message", std::string{}) +
-              (joint ? " (has to change together with the others)" : ""));
+      names.push_back(condition.value("field", std::string{}));
+      if (condition.contains("value")) {
+        names.back() += " = " + shortened(condition["value"].dump(), 40);
+      }
+      joint = joint || condition.value("enough", "") == "together";
     }
+    out += '\n' + paint("Failing conditions", Style::bold) + '\n' +
+           paragraph("  ", fmt::format("{}{}", fmt::join(names, joint ? " and " : ", or "),
+                                       joint              ? ": these have to change together"
+                                       : names.size() > 1 ? ": changing one is enough"
+                                                          : ""));
   }
   const Json neighbours = answer.value("neighbours", Json::array());
   const auto probed = answer.value("probed", std::size_t{0});

@@ -19,15 +19,21 @@ std::string memory_of(const Json& device) {
   return bytes > 0 ? fmt::format("{:.0f} GiB", bytes / 1073741824.0) : "";
 }
 
+// "deviceless-published-target" -> "published"
+std::string word_of(const std::string& evidence) {
+  const std::size_t start = evidence.find('-') + 1;
+  return evidence.substr(start, evidence.find('-', start) - start);
+}
+
 std::string table_of(const Json& devices) {
   Table table;
   table.column("target");
-  table.column("device", Table::Align::left, true);
+  table.column("device");
   table.column("cc", Table::Align::right);
   table.column("SMs", Table::Align::right);
   table.column("memory", Table::Align::right);
   table.column("properties");
-  table.column("also called");
+  table.column("also called", Table::Align::left, true);
   for (const Json& device : devices) {
     const int ordinal = device.value("ordinal", -1);
     const auto evidence = device.value("evidence", std::string{});
@@ -40,7 +46,7 @@ std::string table_of(const Json& devices) {
          {memory_of(device)},
          {ordinal >= 0 ? fmt::format("live, cuda:{}", ordinal)
           : !is_gpu    ? "this machine"
-                       : evidence.substr(evidence.find('-') + 1).substr(0, 9),
+                       : word_of(evidence),
           ordinal >= 0 || !is_gpu ? Style::good : Style::plain},
          {fmt::format("{}", fmt::join(device.value("aliases", std::vector<std::string>{}), ", ")),
           Style::dim}});
