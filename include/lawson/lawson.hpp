@@ -1,7 +1,7 @@
 // C++20 over lawson.h: handles that destroy themselves, std::span, exceptions. Header-only.
 //
-// Every call may throw lawson::Error; "unsupported" is a Verdict, and an Error only where a plan was
-// demanded. Texts returned as std::string_view live as long as the object that returned them.
+// Every call may throw lawson::Error; "unsupported" is a Verdict, and an Error only where a plan
+// was demanded. Texts returned as std::string_view live as long as the object that returned them.
 // Objects may be moved between threads, and read from several at once (lawson.h).
 #ifndef LAWSON_LAWSON_HPP_
 #define LAWSON_LAWSON_HPP_
@@ -74,7 +74,9 @@ inline const char* optional(const std::string& text) {
 
 }  // namespace detail
 
-inline std::string_view version() { return lawson_version(); }
+inline std::string_view version() {
+  return lawson_version();
+}
 
 struct Settings {
   std::string cudnn_path;        // a libcudnn.so.9 or a folder with one; empty: search
@@ -89,8 +91,12 @@ inline void configure(const Settings& settings) {
 }
 
 // JSON documents: versions and libraries found; all known devices.
-inline std::string info() { return detail::text_of(lawson_info); }
-inline std::string devices() { return detail::text_of(lawson_devices_json); }
+inline std::string info() {
+  return detail::text_of(lawson_info);
+}
+inline std::string devices() {
+  return detail::text_of(lawson_devices_json);
+}
 
 class Device {
  public:
@@ -168,8 +174,8 @@ class Graph {
 class Spec {
  public:
   static Spec from_json(std::string_view text, const std::string& source = "spec") {
-    return Spec{detail::make<lawson_spec>(lawson_spec_from_json, text.data(), text.size(),
-                                          source.c_str())};
+    return Spec{
+        detail::make<lawson_spec>(lawson_spec_from_json, text.data(), text.size(), source.c_str())};
   }
 
   std::string_view name() const { return lawson_spec_name(handle()); }
@@ -198,8 +204,11 @@ struct ModelOptions {
 inline std::string model_workloads(std::string_view config,
                                    const std::string& source = "config.json",
                                    const ModelOptions& options = {}) {
-  const lawson_model_options given{sizeof(lawson_model_options), options.batch, options.seqlen,
-                                   options.context, detail::optional(options.passes),
+  const lawson_model_options given{sizeof(lawson_model_options),
+                                   options.batch,
+                                   options.seqlen,
+                                   options.context,
+                                   detail::optional(options.passes),
                                    detail::optional(options.dtype)};
   return detail::text_of(lawson_model_workloads, config.data(), config.size(), source.c_str(),
                          &given);
@@ -324,9 +333,7 @@ class Plan {
   std::string_view name() const { return lawson_plan_name(handle()); }
   std::string_view target() const { return lawson_plan_target(handle()); }
   std::size_t workspace_size() const { return lawson_plan_workspace_size(handle()); }
-  Graph graph() const {
-    return Graph{detail::make<lawson_graph>(lawson_plan_graph, handle())};
-  }
+  Graph graph() const { return Graph{detail::make<lawson_graph>(lawson_plan_graph, handle())}; }
 
   std::vector<std::byte> serialize() const {
     const detail::Text text{detail::make<lawson_text>(lawson_plan_serialize, handle())};

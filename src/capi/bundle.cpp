@@ -13,8 +13,7 @@ using namespace lawson::capi;
 
 extern "C" {
 
-lawson_status lawson_bundle_write(const char* path, const lawson_plan* const* plans,
-                                  size_t count) {
+lawson_status lawson_bundle_write(const char* path, const lawson_plan* const* plans, size_t count) {
   return guard([&]() -> Status {
     LAWSON_CHECK(require(path, "path"));
     if (count > 0) LAWSON_CHECK(require(plans, "plans"));
@@ -37,7 +36,9 @@ lawson_status lawson_bundle_open(const char* path, lawson_bundle** bundle) {
   });
 }
 
-void lawson_bundle_destroy(lawson_bundle* bundle) { delete bundle; }
+void lawson_bundle_destroy(lawson_bundle* bundle) {
+  delete bundle;
+}
 
 size_t lawson_bundle_size(const lawson_bundle* bundle) {
   return bundle == nullptr ? 0 : bundle->bundle.entries().size();

@@ -78,13 +78,15 @@ Status configure(const lawson_settings& settings) {
   State& shared = state();
   const std::lock_guard lock{shared.mutex};
   if (shared.planner != nullptr) {
-    return invalid("lawson_configure was called after the first call that needed an engine; call "
-                   "it before any probe, compile or device query");
+    return invalid(
+        "lawson_configure was called after the first call that needed an engine; call "
+        "it before any probe, compile or device query");
   }
   if (settings.max_workers < 0 || settings.max_workers > 1024) {
-    return invalid("settings.max_workers: {} is not allowed; expected 0 (one per core, at most 8) "
-                   "to 1024",
-                   settings.max_workers);
+    return invalid(
+        "settings.max_workers: {} is not allowed; expected 0 (one per core, at most 8) "
+        "to 1024",
+        settings.max_workers);
   }
   shared.cudnn_path = settings.cudnn_path == nullptr ? "" : settings.cudnn_path;
   shared.max_workers = settings.max_workers;
@@ -102,13 +104,20 @@ Result<Asked> read_options(const lawson_options* options) {
   static_assert(sizeof(strength) == sizeof(given.strength));
   std::memcpy(&strength, &given.strength, sizeof(strength));
   switch (strength) {
-    case LAWSON_JUDGED: asked.options.strength = Strength::judged; break;
-    case LAWSON_BUILT: asked.options.strength = Strength::built; break;
-    case LAWSON_VERIFIED: asked.options.strength = Strength::verified; break;
+    case LAWSON_JUDGED:
+      asked.options.strength = Strength::judged;
+      break;
+    case LAWSON_BUILT:
+      asked.options.strength = Strength::built;
+      break;
+    case LAWSON_VERIFIED:
+      asked.options.strength = Strength::verified;
+      break;
     default:
-      return invalid("options.strength: {} is not allowed; expected LAWSON_JUDGED (0), "
-                     "LAWSON_BUILT (1) or LAWSON_VERIFIED (2)",
-                     strength);
+      return invalid(
+          "options.strength: {} is not allowed; expected LAWSON_JUDGED (0), "
+          "LAWSON_BUILT (1) or LAWSON_VERIFIED (2)",
+          strength);
   }
   asked.options.workspace_limit = given.workspace_limit < 0 ? -1 : given.workspace_limit;
   asked.options.deterministic = given.deterministic != 0;

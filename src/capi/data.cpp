@@ -29,8 +29,8 @@ constexpr std::int32_t kMaxRepetitions = 1'000'000;
 
 // Linux hands out more memory than there is, so a request is compared with the machine first.
 Status fits_in_memory(const ir::Graph& graph) {
-  const double present = static_cast<double>(sysconf(_SC_PHYS_PAGES)) *
-                         static_cast<double>(sysconf(_SC_PAGESIZE));
+  const double present =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
   double wanted = 0;
   for (const ir::Tensor& tensor : graph.tensors) {
     wanted += static_cast<double>(
@@ -154,8 +154,7 @@ Result<lawson_run_result> run_on_gpu(Run& run, lawson_data& data, std::int32_t r
     }
   }
   if (run.plan.plan.workspace_bytes > 0) {
-    LAWSON_TRY(run.workspace,
-               memory.add(static_cast<std::size_t>(run.plan.plan.workspace_bytes)));
+    LAWSON_TRY(run.workspace, memory.add(static_cast<std::size_t>(run.plan.plan.workspace_bytes)));
   }
   LAWSON_TRY(lawson_run_result result, measure(run, repetitions));
   for (const auto& [buffer, block] : outputs) {
@@ -212,7 +211,9 @@ lawson_status lawson_data_generate(const lawson_graph* graph, uint64_t seed, law
   });
 }
 
-void lawson_data_destroy(lawson_data* data) { delete data; }
+void lawson_data_destroy(lawson_data* data) {
+  delete data;
+}
 
 lawson_status lawson_data_buffer(lawson_data* data, int64_t uid, void** buffer, size_t* size) {
   return guard([&]() -> Status {
@@ -253,10 +254,9 @@ lawson_status lawson_plan_run(const lawson_plan* plan, lawson_data* data, int32_
                    plan->plan.engine);
     }
     Run run{*plan, *executable, *planner, *engine, {}, nullptr};
-    LAWSON_TRY(lawson_run_result measured,
-               executable->device.kind == Device::Kind::cpu
-                   ? run_on_host(run, *data, repetitions)
-                   : run_on_gpu(run, *data, repetitions));
+    LAWSON_TRY(lawson_run_result measured, executable->device.kind == Device::Kind::cpu
+                                               ? run_on_host(run, *data, repetitions)
+                                               : run_on_gpu(run, *data, repetitions));
     if (result == nullptr) return {};
     return write_struct(measured, result, "lawson_run_result", kRunPrefixes);
   });
@@ -273,7 +273,8 @@ lawson_status lawson_data_verify(const lawson_plan* plan, const lawson_data* dat
     Engine* engine = planner->engine(plan->plan.engine);
     Engine* reference = planner->engine("reference");
     if (engine == nullptr || reference == nullptr) {
-      return error(ErrorKind::unavailable, "verifying needs the engines '{}' and 'reference'; "
+      return error(ErrorKind::unavailable,
+                   "verifying needs the engines '{}' and 'reference'; "
                    "this build lacks one",
                    plan->plan.engine);
     }

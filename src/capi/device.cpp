@@ -14,10 +14,10 @@ constexpr std::array kSettingsPrefixes{offsetof(lawson_settings, max_workers)};
 
 // docs/design.md, "Environment variables"; NVTE_ names are aliases.
 constexpr std::array kVariables{
-    "LAWSON_DEBUG",       "LAWSON_DEBUG_LEVEL", "LAWSON_CACHE_DEBUG", "LAWSON_CACHE_DIR",
-    "LAWSON_CACHE",       "LAWSON_BUNDLE_PATH", "LAWSON_ENGINE",      "LAWSON_POLICY",
-    "LAWSON_CUDNN",       "LAWSON_NUM_THREADS", "LAWSON_LIBEXEC",     "NVTE_DEBUG",
-    "NVTE_DEBUG_LEVEL",   "NVTE_FUSED_ATTN_CACHE_DEBUG", "CUDA_HOME", "CUDA_PATH",
+    "LAWSON_DEBUG",        "LAWSON_DEBUG_LEVEL",          "LAWSON_CACHE_DEBUG", "LAWSON_CACHE_DIR",
+    "LAWSON_CACHE",        "LAWSON_BUNDLE_PATH",          "LAWSON_ENGINE",      "LAWSON_POLICY",
+    "LAWSON_CUDNN",        "LAWSON_NUM_THREADS",          "LAWSON_LIBEXEC",     "NVTE_DEBUG",
+    "NVTE_DEBUG_LEVEL",    "NVTE_FUSED_ATTN_CACHE_DEBUG", "CUDA_HOME",          "CUDA_PATH",
     "CUDA_VISIBLE_DEVICES"};
 
 Json describe_process() {
@@ -25,12 +25,9 @@ Json describe_process() {
   for (const char* name : kVariables) {
     if (const char* value = std::getenv(name)) variables[name] = value;
   }
-  return {{"version", lawson_version()},
-          {"library", library_path()},
-          {"libexec", libexec_folder()},
-          {"compiler", LAWSON_COMPILER_TEXT},
-          {"build_type", LAWSON_BUILD_TYPE_TEXT},
-          {"environment", std::move(variables)}};
+  return {{"version", lawson_version()},          {"library", library_path()},
+          {"libexec", libexec_folder()},          {"compiler", LAWSON_COMPILER_TEXT},
+          {"build_type", LAWSON_BUILD_TYPE_TEXT}, {"environment", std::move(variables)}};
 }
 
 Json describe_device(const Device& device) {
@@ -78,7 +75,9 @@ lawson_status lawson_device_find(const char* name, lawson_device** device) {
   });
 }
 
-void lawson_device_destroy(lawson_device* device) { delete device; }
+void lawson_device_destroy(lawson_device* device) {
+  delete device;
+}
 
 const char* lawson_device_name(const lawson_device* device) {
   return device == nullptr ? "" : device->device.name.c_str();

@@ -28,9 +28,7 @@ struct Trial {
   std::optional<Error> error;
   Json document;
 
-  bool supported() const {
-    return verdict && verdict->verdict.decision == Decision::supported;
-  }
+  bool supported() const { return verdict && verdict->verdict.decision == Decision::supported; }
 };
 
 Reason first_of(const std::vector<Reason>& reasons) {
@@ -62,9 +60,9 @@ class Explanation {
     const std::size_t single_count = singles.size();
     for (Trial& trial : elsewhere) singles.push_back(std::move(trial));
     probe_all(singles);
-    elsewhere.assign(std::make_move_iterator(singles.begin() +
-                                             static_cast<std::ptrdiff_t>(single_count)),
-                     std::make_move_iterator(singles.end()));
+    elsewhere.assign(
+        std::make_move_iterator(singles.begin() + static_cast<std::ptrdiff_t>(single_count)),
+        std::make_move_iterator(singles.end()));
     singles.resize(single_count);
 
     if (!report(singles, "alone")) try_together(singles);
@@ -150,12 +148,13 @@ class Explanation {
     return text;
   }
 
-  // The supported ones become neighbours, their attributes conditions. False when none is.
+  // The supported ones become neighbours, their attributes conditions. False when none is, or only
+  // one that gives up the pass: what stands in the way of the pass itself is then still open.
   bool report(const std::vector<Trial>& trials, const char* enough) {
     bool any = false;
     for (const Trial& trial : trials) {
       if (!trial.supported()) continue;
-      any = true;
+      any = any || changes_[trial.changes.front()].field != "pass";
       Json fields = Json::array();
       bool is_exact = true;
       for (std::size_t i = 0; i < trial.changes.size(); ++i) {
@@ -221,6 +220,7 @@ class Explanation {
         for (const Trial& parent : parents) {
           for (const Trial& single : singles) {
             if (trials.size() == room) break;
+            if (single.supported()) continue;
             if (int{moved(parent)} + int{moved(single)} != needed && needed != 0) continue;
             if (needed == 1 && !moved(parent)) continue;
             add_joint(trials, parent, single.changes[0]);
@@ -235,7 +235,7 @@ class Explanation {
   }
 
   void add_joint(std::vector<Trial>& trials, const Trial& parent, std::size_t change) const {
-    if (!parent.verdict) return;
+    if (!parent.verdict || parent.supported()) return;
     for (const std::size_t i : parent.changes) {
       if (changes_[i].field == changes_[change].field) return;
       if (changes_[i].structural && changes_[change].structural) return;
@@ -250,8 +250,8 @@ class Explanation {
     trial.removed.insert(trial.removed.end() - from_end, first_of(trial.before));
     trial.device = &device_;
     const auto same = [&](const Trial& other) {
-      return std::is_permutation(other.changes.begin(), other.changes.end(),
-                                 trial.changes.begin(), trial.changes.end());
+      return std::is_permutation(other.changes.begin(), other.changes.end(), trial.changes.begin(),
+                                 trial.changes.end());
     };
     if (std::none_of(trials.begin(), trials.end(), same)) trials.push_back(std::move(trial));
   }
@@ -284,9 +284,8 @@ std::vector<Device> other_targets(const std::vector<Device>& all, const Device& 
   const auto distance = [&](const Device& other) {
     return std::abs(other.compute_capability - device.compute_capability);
   };
-  std::stable_sort(others.begin(), others.end(), [&](const Device& a, const Device& b) {
-    return distance(a) < distance(b);
-  });
+  std::stable_sort(others.begin(), others.end(),
+                   [&](const Device& a, const Device& b) { return distance(a) < distance(b); });
   return others;
 }
 
@@ -319,11 +318,10 @@ lawson_status lawson_explain(const lawson_spec* spec, const lawson_device* devic
       targets = other_targets(all, device->device);
     }
     const unsigned threads = std::clamp(std::thread::hardware_concurrency(), 1U, 8U);
-    LAWSON_TRY(Json document,
-               explain(spec->spec, device->device, targets, limit, threads,
-                       [&](const front::Spec& changed, const Device& where) {
-                         return judge_spec(changed, where, asked);
-                       }));
+    LAWSON_TRY(Json document, explain(spec->spec, device->device, targets, limit, threads,
+                                      [&](const front::Spec& changed, const Device& where) {
+                                        return judge_spec(changed, where, asked);
+                                      }));
     return give_text(dump(document), json);
   });
 }

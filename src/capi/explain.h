@@ -21,8 +21,8 @@ using ProbeSpec = std::function<Result<SpecVerdict>(const front::Spec&, const De
 //
 // A change of one attribute that makes the spec supported makes that attribute a failing condition.
 // Where no single change suffices, sets of two and three are tried, guided by whether the reasons
-// changed: an engine names the first condition that fails, so a change that brings up another reason
-// removed one.
+// changed: an engine names the first condition that fails, so a change that brings up another
+// reason removed one.
 Result<Json> explain(const front::Spec& spec, const Device& device,
                      const std::vector<Device>& targets, std::size_t limit, unsigned threads,
                      const ProbeSpec& probe);

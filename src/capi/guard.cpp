@@ -36,15 +36,24 @@ lawson_status keep(lawson_status status, std::string_view message) noexcept {
 
 lawson_status status_of(ErrorKind kind) noexcept {
   switch (kind) {
-    case ErrorKind::unsupported: return LAWSON_UNSUPPORTED;
-    case ErrorKind::invalid_argument: return LAWSON_INVALID_ARGUMENT;
-    case ErrorKind::unavailable: return LAWSON_UNAVAILABLE;
-    case ErrorKind::out_of_memory: return LAWSON_OUT_OF_MEMORY;
-    case ErrorKind::cuda: return LAWSON_CUDA;
-    case ErrorKind::cudnn: return LAWSON_CUDNN;
-    case ErrorKind::io: return LAWSON_IO;
-    case ErrorKind::cancelled: return LAWSON_CANCELLED;
-    case ErrorKind::internal: return LAWSON_INTERNAL;
+    case ErrorKind::unsupported:
+      return LAWSON_UNSUPPORTED;
+    case ErrorKind::invalid_argument:
+      return LAWSON_INVALID_ARGUMENT;
+    case ErrorKind::unavailable:
+      return LAWSON_UNAVAILABLE;
+    case ErrorKind::out_of_memory:
+      return LAWSON_OUT_OF_MEMORY;
+    case ErrorKind::cuda:
+      return LAWSON_CUDA;
+    case ErrorKind::cudnn:
+      return LAWSON_CUDNN;
+    case ErrorKind::io:
+      return LAWSON_IO;
+    case ErrorKind::cancelled:
+      return LAWSON_CANCELLED;
+    case ErrorKind::internal:
+      return LAWSON_INTERNAL;
   }
   return LAWSON_INTERNAL;
 }
@@ -72,22 +81,36 @@ extern "C" {
 
 const char* lawson_status_string(lawson_status status) {
   switch (status) {
-    case LAWSON_OK: return "ok";
-    case LAWSON_UNSUPPORTED: return "unsupported";
-    case LAWSON_INVALID_ARGUMENT: return "invalid argument";
-    case LAWSON_UNAVAILABLE: return "unavailable";
-    case LAWSON_OUT_OF_MEMORY: return "out of memory";
-    case LAWSON_CUDA: return "CUDA error";
-    case LAWSON_CUDNN: return "cuDNN error";
-    case LAWSON_IO: return "I/O error";
-    case LAWSON_CANCELLED: return "cancelled";
-    case LAWSON_INTERNAL: return "internal error";
+    case LAWSON_OK:
+      return "ok";
+    case LAWSON_UNSUPPORTED:
+      return "unsupported";
+    case LAWSON_INVALID_ARGUMENT:
+      return "invalid argument";
+    case LAWSON_UNAVAILABLE:
+      return "unavailable";
+    case LAWSON_OUT_OF_MEMORY:
+      return "out of memory";
+    case LAWSON_CUDA:
+      return "CUDA error";
+    case LAWSON_CUDNN:
+      return "cuDNN error";
+    case LAWSON_IO:
+      return "I/O error";
+    case LAWSON_CANCELLED:
+      return "cancelled";
+    case LAWSON_INTERNAL:
+      return "internal error";
   }
   return "unknown status";
 }
 
-const char* lawson_last_error_message(void) { return lawson::capi::last_error().shown; }
+const char* lawson_last_error_message(void) {
+  return lawson::capi::last_error().shown;
+}
 
-const char* lawson_version(void) { return LAWSON_VERSION_TEXT; }
+const char* lawson_version(void) {
+  return LAWSON_VERSION_TEXT;
+}
 
 }  // extern "C"

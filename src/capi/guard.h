@@ -64,9 +64,10 @@ Status read_struct(const Struct* given, Struct& target, std::string_view name,
   const auto* bytes = reinterpret_cast<const unsigned char*>(given);
   for (std::size_t i = sizeof(Struct); i < size; ++i) {
     if (bytes[i] != 0) {
-      return invalid("{}.struct_size: {} is larger than this library's {}, and a field that it does "
-                     "not know is set",
-                     name, size, sizeof(Struct));
+      return invalid(
+          "{}.struct_size: {} is larger than this library's {}, and a field that it does "
+          "not know is set",
+          name, size, sizeof(Struct));
     }
   }
   std::memcpy(&target, given, std::min(size, sizeof(Struct)));

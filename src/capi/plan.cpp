@@ -55,7 +55,9 @@ lawson_status lawson_compile(const lawson_graph* graph, const lawson_device* dev
   });
 }
 
-void lawson_plan_destroy(lawson_plan* plan) { delete plan; }
+void lawson_plan_destroy(lawson_plan* plan) {
+  delete plan;
+}
 
 const char* lawson_plan_id(const lawson_plan* plan) {
   return plan == nullptr ? "" : plan->plan.plan_id.c_str();

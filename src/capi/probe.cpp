@@ -49,14 +49,19 @@ lawson_status lawson_probe_spec(const lawson_spec* spec, const lawson_device* de
   });
 }
 
-void lawson_verdict_destroy(lawson_verdict* verdict) { delete verdict; }
+void lawson_verdict_destroy(lawson_verdict* verdict) {
+  delete verdict;
+}
 
 lawson_decision lawson_verdict_decision(const lawson_verdict* verdict) {
   if (verdict == nullptr) return LAWSON_UNDECIDED;
   switch (verdict->verdict.decision) {
-    case Decision::supported: return LAWSON_SUPPORTED;
-    case Decision::unsupported: return LAWSON_NOT_SUPPORTED;
-    case Decision::undecided: return LAWSON_UNDECIDED;
+    case Decision::supported:
+      return LAWSON_SUPPORTED;
+    case Decision::unsupported:
+      return LAWSON_NOT_SUPPORTED;
+    case Decision::undecided:
+      return LAWSON_UNDECIDED;
   }
   return LAWSON_UNDECIDED;
 }
@@ -64,9 +69,12 @@ lawson_decision lawson_verdict_decision(const lawson_verdict* verdict) {
 lawson_strength lawson_verdict_strength(const lawson_verdict* verdict) {
   if (verdict == nullptr) return LAWSON_JUDGED;
   switch (verdict->verdict.strength) {
-    case Strength::judged: return LAWSON_JUDGED;
-    case Strength::built: return LAWSON_BUILT;
-    case Strength::verified: return LAWSON_VERIFIED;
+    case Strength::judged:
+      return LAWSON_JUDGED;
+    case Strength::built:
+      return LAWSON_BUILT;
+    case Strength::verified:
+      return LAWSON_VERIFIED;
   }
   return LAWSON_JUDGED;
 }

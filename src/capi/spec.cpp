@@ -12,14 +12,14 @@ namespace lawson::capi {
 namespace {
 
 constexpr std::array kTensorInfoPrefixes{
-    offsetof(lawson_tensor_info, name),     offsetof(lawson_tensor_info, dtype),
-    offsetof(lawson_tensor_info, rank),     offsetof(lawson_tensor_info, shape),
-    offsetof(lawson_tensor_info, strides),  offsetof(lawson_tensor_info, is_input),
+    offsetof(lawson_tensor_info, name),        offsetof(lawson_tensor_info, dtype),
+    offsetof(lawson_tensor_info, rank),        offsetof(lawson_tensor_info, shape),
+    offsetof(lawson_tensor_info, strides),     offsetof(lawson_tensor_info, is_input),
     offsetof(lawson_tensor_info, is_by_value), offsetof(lawson_tensor_info, alignment),
     offsetof(lawson_tensor_info, size)};
 
 constexpr std::array kModelPrefixes{
-    offsetof(lawson_model_options, batch),   offsetof(lawson_model_options, seqlen),
+    offsetof(lawson_model_options, batch), offsetof(lawson_model_options, seqlen),
     offsetof(lawson_model_options, context), offsetof(lawson_model_options, passes),
     offsetof(lawson_model_options, dtype)};
 
@@ -85,8 +85,8 @@ Json model_to_json(const front::Model& model) {
                          {"note", workload.note},
                          {"spec", workload.spec}});
   }
-  return {{"model", model.name},       {"model_type", model.model_type},
-          {"family", model.family},    {"layers", model.layers},
+  return {{"model", model.name},        {"model_type", model.model_type},
+          {"family", model.family},     {"layers", model.layers},
           {"warnings", model.warnings}, {"workloads", std::move(workloads)}};
 }
 
@@ -110,7 +110,9 @@ lawson_status lawson_spec_from_json(const char* text, size_t size, const char* s
   });
 }
 
-void lawson_spec_destroy(lawson_spec* spec) { delete spec; }
+void lawson_spec_destroy(lawson_spec* spec) {
+  delete spec;
+}
 
 const char* lawson_spec_name(const lawson_spec* spec) {
   return spec == nullptr ? "" : spec->spec.name.c_str();
@@ -154,7 +156,9 @@ lawson_status lawson_graph_from_json(const char* text, size_t size, const char* 
   });
 }
 
-void lawson_graph_destroy(lawson_graph* graph) { delete graph; }
+void lawson_graph_destroy(lawson_graph* graph) {
+  delete graph;
+}
 
 const char* lawson_graph_name(const lawson_graph* graph) {
   return graph == nullptr ? "" : graph->graph.name.c_str();

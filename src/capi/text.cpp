@@ -10,6 +10,8 @@ size_t lawson_text_size(const lawson_text* text) {
   return text == nullptr ? 0 : text->text.size();
 }
 
-void lawson_text_destroy(lawson_text* text) { delete text; }
+void lawson_text_destroy(lawson_text* text) {
+  delete text;
+}
 
 }  // extern "C"

@@ -12,7 +12,7 @@
 namespace lawson::front {
 
 struct Neighbour {
-  std::string change;  // "head_dim_qk 100 -> 104; zero padding keeps the result"
+  std::string change;  // "head_dim_qk 100 -> 104 (zero padding keeps the result)"
   std::string field;   // the spec's field, "ops[3]", "inputs[0].dtype"
   // The caller can transform the computation into this one without changing its result.
   bool exact = false;

@@ -10,8 +10,12 @@ std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
   return (value + multiple - 1) / multiple * multiple;
 }
 
-bool is_bottom_right(const std::string& mask) { return mask.ends_with("bottom_right"); }
-bool is_causal(const std::string& mask) { return mask.find("causal") != std::string::npos; }
+bool is_bottom_right(const std::string& mask) {
+  return mask.ends_with("bottom_right");
+}
+bool is_causal(const std::string& mask) {
+  return mask.find("causal") != std::string::npos;
+}
 
 // A change of sizes makes given strides meaningless; bias dims that were full stay full.
 void set_size(Json& document, const char* field, std::int64_t value, std::size_t bias_dim) {
@@ -51,12 +55,12 @@ class AttentionNeighbours {
     const bool padding = s_.mask.starts_with("padding");
     if (is_bottom_right(s_.mask) && !padding) {
       if (s_.seqlen_q == s_.seqlen_kv) {
-        list_.exact("mask", "mask causal_bottom_right -> causal; the same with equal lengths",
+        list_.exact("mask", "mask causal_bottom_right -> causal (the same for equal lengths)",
                     [](Json& d) { d["mask"] = "causal"; });
       }
       if (s_.seqlen_q == 1 && s_.window_left == -1) {
         list_.exact("mask",
-                    "mask causal_bottom_right -> none; one query row sees every column anyway",
+                    "mask causal_bottom_right -> none (one query row sees every column anyway)",
                     [](Json& d) { d["mask"] = "none"; });
       }
     }
@@ -65,15 +69,18 @@ class AttentionNeighbours {
     if (!padding && s_.window_left > 0 && s_.window_left >= last_row &&
         (s_.window_right == -1 || is_causal(s_.mask))) {
       list_.exact("window",
-                  fmt::format("window [{}, {}] -> none; it reaches over the whole sequence",
+                  fmt::format("window [{}, {}] -> none (it reaches over the whole sequence)",
                               s_.window_left, s_.window_right),
-                  [](Json& d) { d["window"] = {-1, -1}; });
+                  [](Json& d) {
+                    d["window"] = {-1, -1};
+                  });
     }
-    if (s_.window_left != -1 && s_.window_right == 0 && (s_.mask == "none" || s_.mask == "padding")) {
+    if (s_.window_left != -1 && s_.window_right == 0 &&
+        (s_.mask == "none" || s_.mask == "padding")) {
       const std::string causal = padding ? "padding_causal" : "causal";
       list_.exact("mask",
-                  fmt::format("mask {} -> {}; a window that ends at the diagonal is causal", s_.mask,
-                              causal),
+                  fmt::format("mask {} -> {} (a window that ends at the diagonal is causal)",
+                              s_.mask, causal),
                   [causal](Json& d) { d["mask"] = causal; });
     }
   }
@@ -95,7 +102,7 @@ class AttentionNeighbours {
     const std::string change_qk = named("head_dim_qk", s_.head_dim_qk, qk);
     const std::string change_v = named("head_dim_v", s_.head_dim_v, v);
     list_.exact(change_qk.empty() ? "head_dim_v" : "head_dim_qk",
-                fmt::format("{}{}{}; zero padding keeps the result (the scale stays {:.6g})",
+                fmt::format("{}{}{} (zero padding keeps the result; the scale stays {:.6g})",
                             change_qk, change_qk.empty() || change_v.empty() ? "" : ", ", change_v,
                             s_.scale.value_or(1 / std::sqrt(static_cast<double>(s_.head_dim_qk)))),
                 [qk, v](Json& d) {
@@ -111,19 +118,19 @@ class AttentionNeighbours {
       const std::int64_t kv = round_up(s_.seqlen_kv, multiple);
       if (q == s_.seqlen_q && kv == s_.seqlen_kv) continue;
       const bool padding = s_.mask.starts_with("padding");
-      const std::string mask = padding              ? s_.mask
+      const std::string mask = padding             ? s_.mask
                                : s_.mask == "none" ? "padding"
-                                                    : "padding_" + s_.mask;
-      const Dims lengths_q = s_.seqlens_q.empty() && !padding
-                                 ? Dims(static_cast<std::size_t>(std::min<std::int64_t>(
-                                            s_.batch, 1 << 16)), s_.seqlen_q)
-                                 : s_.seqlens_q;
-      const Dims lengths_kv = s_.seqlens_kv.empty() && !padding
-                                  ? Dims(lengths_q.size(), s_.seqlen_kv)
-                                  : s_.seqlens_kv;
+                                                   : "padding_" + s_.mask;
+      const Dims lengths_q =
+          s_.seqlens_q.empty() && !padding
+              ? Dims(static_cast<std::size_t>(std::min<std::int64_t>(s_.batch, 1 << 16)),
+                     s_.seqlen_q)
+              : s_.seqlens_q;
+      const Dims lengths_kv =
+          s_.seqlens_kv.empty() && !padding ? Dims(lengths_q.size(), s_.seqlen_kv) : s_.seqlens_kv;
       list_.exact("seqlen_q",
-                  fmt::format("seqlen_q {} -> {}, seqlen_kv {} -> {} with mask {}; padding that is "
-                              "masked keeps the result",
+                  fmt::format("seqlen_q {} -> {}, seqlen_kv {} -> {} with mask {} (padding that is "
+                              "masked keeps the result)",
                               s_.seqlen_q, q, s_.seqlen_kv, kv, mask),
                   [q, kv, mask, lengths_q, lengths_kv](Json& d) {
                     set_size(d, "seqlen_q", q, 2);
@@ -138,7 +145,7 @@ class AttentionNeighbours {
   void equal_bias() {
     const Dims full{s_.batch, s_.heads, s_.seqlen_q, s_.seqlen_kv};
     if (s_.bias == BiasKind::alibi) {
-      list_.exact("bias", "bias alibi -> post_scale; the slopes written out as a bias tensor",
+      list_.exact("bias", "bias alibi -> post_scale (the slopes written out as a bias tensor)",
                   [full](Json& d) {
                     d["bias"] = "post_scale";
                     d["bias_shape"] = {1, full[1], full[2], full[3]};
@@ -146,7 +153,7 @@ class AttentionNeighbours {
                   });
     }
     if (s_.bias == BiasKind::pre_scale) {
-      list_.exact("bias", "bias pre_scale -> post_scale; the bias multiplied by the scale before",
+      list_.exact("bias", "bias pre_scale -> post_scale (the bias multiplied by the scale before)",
                   [](Json& d) { d["bias"] = "post_scale"; });
     }
     if (s_.bias == BiasKind::post_scale || s_.bias == BiasKind::pre_scale) {
@@ -155,18 +162,18 @@ class AttentionNeighbours {
                                 Dims{1, full[1], full[2], full[3]}, full}) {
         if (shape == s_.bias_shape || broadcast_shape(shape, s_.bias_shape) != shape) continue;
         list_.exact("bias_shape",
-                    fmt::format("bias_shape {} -> {}; broadcast in memory",
+                    fmt::format("bias_shape {} -> {} (broadcast in memory)",
                                 to_string(s_.bias_shape), to_string(shape)),
                     [shape](Json& d) { d["bias_shape"] = shape; });
       }
       if (s_.bias_dtype && *s_.bias_dtype != s_.dtype) {
-        list_.add("bias_dtype",
-                  fmt::format("bias_dtype {} -> {}", to_string(*s_.bias_dtype),
-                              to_string(s_.dtype)),
-                  [dtype = s_.dtype](Json& d) { d["bias_dtype"] = to_string(dtype); });
+        list_.add(
+            "bias_dtype",
+            fmt::format("bias_dtype {} -> {}", to_string(*s_.bias_dtype), to_string(s_.dtype)),
+            [dtype = s_.dtype](Json& d) { d["bias_dtype"] = to_string(dtype); });
       }
       if (s_.bias_grad) {
-        list_.add("bias_grad", "bias_grad true -> false: a bias that is not trained",
+        list_.add("bias_grad", "bias_grad true -> false (a bias that is not trained)",
                   [](Json& d) { d.erase("bias_grad"); });
       }
     }
@@ -175,7 +182,7 @@ class AttentionNeighbours {
   void repeated_heads() {
     if (s_.kv_heads == s_.heads) return;
     list_.exact("kv_heads",
-                fmt::format("kv_heads {} -> {}; every key and value head repeated {} times",
+                fmt::format("kv_heads {} -> {} (every key and value head repeated {} times)",
                             s_.kv_heads, s_.heads, s_.heads / s_.kv_heads),
                 [heads = s_.heads](Json& d) {
                   d["kv_heads"] = heads;
@@ -185,7 +192,7 @@ class AttentionNeighbours {
 
   void layout() {
     if (!s_.strides.empty()) {
-      list_.exact("strides", "strides as the layout says; strided tensors copied before",
+      list_.exact("strides", "strides as the layout says (strided tensors copied before)",
                   [](Json& d) { d.erase("strides"); });
     }
     for (const char* layout : {"bshd", "bhsd", "sbhd"}) {
@@ -193,7 +200,7 @@ class AttentionNeighbours {
       const bool ragged = s_.layout.find('t') != std::string::npos;
       const bool padding = s_.mask.starts_with("padding");
       list_.exact("layout",
-                  fmt::format("layout {} -> {}; the tensors copied{}", s_.layout, layout,
+                  fmt::format("layout {} -> {} (the tensors copied{})", s_.layout, layout,
                               ragged ? " to padded ones" : ""),
                   [layout, ragged, padding](Json& d) {
                     d["layout"] = layout;
@@ -226,18 +233,19 @@ class AttentionNeighbours {
                 [](Json& d) { d["return_stats"] = false; });
     }
     if (s_.output_dtype && *s_.output_dtype != s_.dtype) {
-      list_.add("output_dtype",
-                fmt::format("output_dtype {} -> {}", to_string(*s_.output_dtype),
-                            to_string(s_.dtype)),
-                [](Json& d) { d.erase("output_dtype"); });
+      list_.add(
+          "output_dtype",
+          fmt::format("output_dtype {} -> {}", to_string(*s_.output_dtype), to_string(s_.dtype)),
+          [](Json& d) { d.erase("output_dtype"); });
     }
   }
 
   void mask_and_window() {
     if (s_.window_left != -1 || (s_.window_right != -1 && !is_causal(s_.mask))) {
-      list_.add("window",
-                fmt::format("window [{}, {}] -> none", s_.window_left, s_.window_right),
-                [](Json& d) { d["window"] = {-1, -1}; });
+      list_.add("window", fmt::format("window [{}, {}] -> none", s_.window_left, s_.window_right),
+                [](Json& d) {
+                  d["window"] = {-1, -1};
+                });
       if (s_.window_right > 0 && !is_causal(s_.mask)) {
         const std::string causal = s_.mask == "padding" ? "padding_causal" : "causal";
         list_.add("window",
@@ -293,8 +301,7 @@ class AttentionNeighbours {
                 [](Json& d) { d["dropout"] = 0; });
     }
     if (s_.cuda_graph) {
-      list_.add("cuda_graph", "cuda_graph true -> false",
-                [](Json& d) { d["cuda_graph"] = false; });
+      list_.add("cuda_graph", "cuda_graph true -> false", [](Json& d) { d["cuda_graph"] = false; });
     }
     for (const auto& [field, value] : s_.not_lowered) {
       const bool has_own_change = field == "layout" || field == "dtype" || field == "bias" ||
@@ -326,34 +333,34 @@ class AttentionNeighbours {
       const std::int64_t v = std::min(s_.head_dim_v, limit);
       if (qk == s_.head_dim_qk && v == s_.head_dim_v) continue;
       list_.add(qk != s_.head_dim_qk ? "head_dim_qk" : "head_dim_v",
-                fmt::format("head dims ({}, {}) -> ({}, {}): another model", s_.head_dim_qk,
-                            s_.head_dim_v, qk, v),
+                fmt::format("head_dim_qk {} -> {}, head_dim_v {} -> {} (another model)",
+                            s_.head_dim_qk, qk, s_.head_dim_v, v),
                 [qk, v](Json& d) {
                   set_size(d, "head_dim_qk", qk, kNoBiasDim);
                   set_size(d, "head_dim_v", v, kNoBiasDim);
                 });
     }
     if (s_.seqlen_q == 1) {
-      list_.add("seqlen_q", "seqlen_q 1 -> 2: two query rows at once",
+      list_.add("seqlen_q", "seqlen_q 1 -> 2 (two query rows at once)",
                 [](Json& d) { set_size(d, "seqlen_q", 2, 2); });
     }
     if (s_.seqlen_q > s_.seqlen_kv && s_.seqlen_kv > 0) {
       list_.add("seqlen_q",
-                fmt::format("seqlen_q {} -> {}, as long as the keys", s_.seqlen_q, s_.seqlen_kv),
+                fmt::format("seqlen_q {} -> {} (as long as the keys)", s_.seqlen_q, s_.seqlen_kv),
                 [kv = s_.seqlen_kv](Json& d) { set_size(d, "seqlen_q", kv, 2); });
     }
     if (s_.seqlen_q != s_.seqlen_kv && s_.seqlen_q > 1) {
-      list_.add("seqlen_kv",
-                fmt::format("seqlen_kv {} -> {}, as long as the queries", s_.seqlen_kv,
-                            s_.seqlen_q),
-                [q = s_.seqlen_q](Json& d) { set_size(d, "seqlen_kv", q, 3); });
+      list_.add(
+          "seqlen_kv",
+          fmt::format("seqlen_kv {} -> {} (as long as the queries)", s_.seqlen_kv, s_.seqlen_q),
+          [q = s_.seqlen_q](Json& d) { set_size(d, "seqlen_kv", q, 3); });
     }
   }
 
   void passes() {
     if (s_.pass == Pass::forward) return;
     list_.add("pass",
-              fmt::format("pass {} -> forward: inference only",
+              fmt::format("pass {} -> forward (inference only)",
                           s_.pass == Pass::backward ? "backward" : "training"),
               [](Json& d) {
                 d["pass"] = "forward";

@@ -39,13 +39,13 @@ class GraphNeighbours {
     layouts();
     for (std::size_t n = 0; n < graph_.nodes.size(); ++n) materialised_view(n);
     if (graph_.strict) {
-      list_.add("strict", "strict true -> false: intermediates may be kept wider than written",
+      list_.add("strict", "strict true -> false (intermediates may be kept wider than written)",
                 [](Json& d) { d.erase("strict"); });
     }
     output_dtypes();
-    input_dtypes();
+    operand_dtypes();
     for (std::size_t n = graph_.nodes.size(); n-- > 0;) without_op(n);
-    for (std::size_t n = graph_.nodes.size(); n-- > 1;) ends_after(n - 1);
+    for (std::size_t n = graph_.nodes.size() - 1; n-- > first_matmul();) ends_after(n);
     single_outputs();
   }
 
@@ -53,6 +53,14 @@ class GraphNeighbours {
   std::string op_label(std::size_t n) const {
     return fmt::format("ops[{}] ({} '{}')", n, ir::op_name(graph_.nodes[n].op),
                        graph_.tensor(graph_.nodes[n].outputs[0]).name);
+  }
+
+  // A kernel that ends before the first matmul would be no help.
+  std::size_t first_matmul() const {
+    for (std::size_t n = 0; n < graph_.nodes.size(); ++n) {
+      if (std::holds_alternative<ir::Matmul>(graph_.nodes[n].op)) return n;
+    }
+    return 0;
   }
 
   void layouts() {
@@ -63,7 +71,7 @@ class GraphNeighbours {
       const auto index = static_cast<std::size_t>(input ? id : id - graph_.input_count);
       if (t.strides != contiguous_strides(t.shape)) {
         list_.exact(fmt::format("{}[{}].strides", list, index),
-                    fmt::format("{} '{}' contiguous instead of strides {}; copied {}",
+                    fmt::format("{} '{}' contiguous instead of strides {} (copied {})",
                                 input ? "input" : "output", t.name, to_string(t.strides),
                                 input ? "before" : "after"),
                     [list, index](Json& d) { d[list][index].erase("strides"); });
@@ -82,15 +90,15 @@ class GraphNeighbours {
     if (!is_view(node.op) || !graph_.is_input(node.inputs[0])) return;
     const Tensor result = graph_.tensor(node.outputs[0]);
     if (graph_.is_output(node.outputs[0])) return;
-    list_.structural(fmt::format("ops[{}]", n),
-                     fmt::format("{} made before, in memory, as an input", op_label(n)), true,
-                     [n, result](Json& d) {
-                       d["ops"].erase(n);
-                       d["inputs"].push_back({{"name", result.name},
-                                              {"dtype", to_string(result.dtype)},
-                                              {"shape", result.shape}});
-                       prune_inputs(d);
-                     });
+    list_.structural(
+        fmt::format("ops[{}]", n),
+        fmt::format("{} made before, in memory, as an input", op_label(n)), true,
+        [n, result](Json& d) {
+          d["ops"].erase(n);
+          d["inputs"].push_back(
+              {{"name", result.name}, {"dtype", to_string(result.dtype)}, {"shape", result.shape}});
+          prune_inputs(d);
+        });
   }
 
   void output_dtypes() {
@@ -107,52 +115,74 @@ class GraphNeighbours {
     }
   }
 
-  // The inputs that reach an operand of a matmul through converts and views only.
-  std::set<TensorId> matmul_inputs() const {
+  // Where the type of a matmul's operand comes from: inputs that reach it through views only, and
+  // conversions that do.
+  struct Sources {
+    std::set<std::size_t> inputs;
+    std::set<std::size_t> converts;  // indices of ops
+  };
+
+  Sources operand_sources() const {
+    Sources sources;
     std::set<TensorId> reached;
-    for (const Node& node : graph_.nodes) {
-      if (std::holds_alternative<ir::Matmul>(node.op)) {
-        reached.insert(node.inputs.begin(), node.inputs.end());
-      }
-    }
     for (std::size_t n = graph_.nodes.size(); n-- > 0;) {
       const Node& node = graph_.nodes[n];
-      const bool passes = is_view(node.op) || std::holds_alternative<ir::Convert>(node.op);
-      if (passes && reached.contains(node.outputs[0])) reached.insert(node.inputs[0]);
+      if (std::holds_alternative<ir::Matmul>(node.op)) {
+        reached.insert(node.inputs.begin(), node.inputs.end());
+      } else if (is_view(node.op) && reached.contains(node.outputs[0])) {
+        reached.insert(node.inputs[0]);
+      } else if (std::holds_alternative<ir::Convert>(node.op) &&
+                 reached.contains(node.outputs[0])) {
+        sources.converts.insert(n);
+      }
     }
-    std::erase_if(reached, [&](TensorId id) { return !graph_.is_input(id); });
-    return reached;
+    for (const TensorId id : reached) {
+      if (graph_.is_input(id)) sources.inputs.insert(static_cast<std::size_t>(id));
+    }
+    return sources;
   }
 
-  void input_dtypes() {
-    const std::set<TensorId> operands = matmul_inputs();
+  void operand_dtypes() {
+    const Sources sources = operand_sources();
+    if (sources.inputs.empty() && sources.converts.empty()) return;
     for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
       // All operands of the matmuls at once: mixed types are the usual trouble.
       list_.add("inputs.dtype", fmt::format("every matmul operand as {}", to_string(dtype)),
-                [operands, dtype](Json& d) {
-                  const std::string name{to_string(dtype)};
-                  for (const TensorId id : operands) {
-                    d["inputs"][static_cast<std::size_t>(id)]["dtype"] = name;
+                [sources, dtype](Json& d) {
+                  for (const std::size_t i : sources.inputs) {
+                    d["inputs"][i]["dtype"] = to_string(dtype);
                   }
-                  for (Json& op : d["ops"]) {
-                    if (op["op"] != "matmul") op.erase("values");
-                    const auto kind = op["op"].get<std::string>();
-                    if (kind == "transpose" || kind == "slice" || kind == "reshape" ||
-                        kind == "broadcast") {
-                      op.erase("dtype");
-                    }
+                  for (const std::size_t n : sources.converts) {
+                    d["ops"][n]["dtype"] = to_string(dtype);
                   }
                 });
     }
-    for (const TensorId id : operands) {
-      const auto index = static_cast<std::size_t>(id);
-      const Tensor& t = graph_.tensor(id);
+    for (const std::size_t index : sources.inputs) {
+      const Tensor& t = graph_.tensor(static_cast<TensorId>(index));
       for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
         if (t.dtype == dtype) continue;
         list_.add(fmt::format("inputs[{}].dtype", index),
                   fmt::format("input '{}' {} -> {}", t.name, to_string(t.dtype), to_string(dtype)),
                   [index, dtype](Json& d) { d["inputs"][index]["dtype"] = to_string(dtype); });
       }
+    }
+    for (const std::size_t n : sources.converts) {
+      const TensorId from = graph_.nodes[n].inputs[0];
+      const DType to = graph_.tensor(graph_.nodes[n].outputs[0]).dtype;
+      for (const DType dtype : {DType::bf16, DType::f16, DType::f32}) {
+        if (to == dtype) continue;
+        list_.add(
+            fmt::format("ops[{}].dtype", n),
+            fmt::format("{} to {} instead of {}", op_label(n), to_string(dtype), to_string(to)),
+            [n, dtype](Json& d) { d["ops"][n]["dtype"] = to_string(dtype); });
+      }
+      if (!graph_.is_input(from)) continue;
+      list_.exact(
+          fmt::format("inputs[{}].dtype", from),
+          fmt::format("input '{}' converted to {} before", graph_.tensor(from).name, to_string(to)),
+          [index = static_cast<std::size_t>(from), to](Json& d) {
+            d["inputs"][index]["dtype"] = to_string(to);
+          });
     }
   }
 

@@ -375,7 +375,7 @@ static void model(void) {
   options.passes = "decode";
   lawson_text* json = NULL;
   EXPECT_OK(lawson_model_workloads(config, strlen(config), "llama.json", &options, &json));
-  expect_text(json, "attention.decode");
+  expect_text(json, "attention.full.decode");
 }
 
 int main(int argc, char** argv) {

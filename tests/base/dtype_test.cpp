@@ -64,8 +64,8 @@ TEST(DType, BfloatDecodesEveryPattern) {
   for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
     const int exponent = static_cast<int>(bits >> 7U & 255U);
     const int mantissa = static_cast<int>(bits & 127U);
-    double value = exponent == 0 ? std::ldexp(mantissa, -133)
-                                 : std::ldexp(128 + mantissa, exponent - 134);
+    double value =
+        exponent == 0 ? std::ldexp(mantissa, -133) : std::ldexp(128 + mantissa, exponent - 134);
     if (exponent == 255) value = mantissa == 0 ? kInfinity : kNaN;
     if ((bits & 0x8000U) != 0) value = -value;
     ASSERT_TRUE(same(decode(DType::bf16, bits), value)) << bits;
@@ -156,13 +156,12 @@ TEST_P(SmallFloat, EncodesToTheNearestValueTiesToEven) {
   EXPECT_EQ(round_to(dtype, -kInfinity), -beyond);
 }
 
-INSTANTIATE_TEST_SUITE_P(Formats, SmallFloat,
-                         testing::Values(SmallFormat{DType::f16, 0x8000, true},
-                                         SmallFormat{DType::bf16, 0x8000, true},
-                                         SmallFormat{DType::f8e5m2, 0x80, true},
-                                         SmallFormat{DType::f8e4m3, 0x80, false},
-                                         SmallFormat{DType::f4e2m1, 0x8, false}),
-                         [](const auto& format) { return std::string{to_string(format.param.dtype)}; });
+INSTANTIATE_TEST_SUITE_P(
+    Formats, SmallFloat,
+    testing::Values(SmallFormat{DType::f16, 0x8000, true}, SmallFormat{DType::bf16, 0x8000, true},
+                    SmallFormat{DType::f8e5m2, 0x80, true}, SmallFormat{DType::f8e4m3, 0x80, false},
+                    SmallFormat{DType::f4e2m1, 0x8, false}),
+    [](const auto& format) { return std::string{to_string(format.param.dtype)}; });
 
 TEST(DType, NaNStaysNaNWhereTheFormatHasOne) {
   for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16, DType::f8e5m2,
@@ -255,8 +254,7 @@ TEST(DType, NamesReadBack) {
 }
 
 TEST(DType, RoundoffIsHalfTheSpacingAboveOne) {
-  for (const DType dtype :
-       {DType::f16, DType::bf16, DType::f8e5m2, DType::f8e4m3, DType::f4e2m1}) {
+  for (const DType dtype : {DType::f16, DType::bf16, DType::f8e5m2, DType::f8e4m3, DType::f4e2m1}) {
     const double next = decode(dtype, encode(dtype, 1.0) + 1);
     EXPECT_EQ(unit_roundoff(dtype), (next - 1) / 2) << to_string(dtype);
   }

@@ -144,8 +144,8 @@ TEST(Contract, KeyOfVerdictAndPlanAreOne) {
 TEST(Contract, VerifiedMeansExecuted) {
   lawson::Options options;
   options.strength = LAWSON_VERIFIED;
-  const auto verdict = lawson::probe(lawson::Spec::from_json(kTraining),
-                                     lawson::Device::find("cpu"), options);
+  const auto verdict =
+      lawson::probe(lawson::Spec::from_json(kTraining), lawson::Device::find("cpu"), options);
   EXPECT_TRUE(verdict.supported()) << verdict.json();
   EXPECT_EQ(verdict.strength(), LAWSON_VERIFIED);
 }
@@ -274,8 +274,9 @@ TEST(Data, IsTheSameForTheSameSeed) {
 TEST(Specs, HugeAndMalformedDocumentsAreRefusedQuickly) {
   const auto begin = std::chrono::steady_clock::now();
   const std::string spaces(100'000'000, ' ');
-  EXPECT_TRUE(has(message_of([&] { static_cast<void>(lawson::Spec::from_json(spaces, "big.json")); }),
-                  "big.json"));
+  EXPECT_TRUE(
+      has(message_of([&] { static_cast<void>(lawson::Spec::from_json(spaces, "big.json")); }),
+          "big.json"));
   std::string deep = "{\"lawson\":1,\"kind\":";
   for (int i = 0; i < 1'000'000; ++i) deep += '[';
   EXPECT_TRUE(has(message_of([&] { static_cast<void>(lawson::Spec::from_json(deep)); }), "64"));
@@ -304,12 +305,14 @@ TEST(Models, OptionsAreChecked) {
   }
   lawson::ModelOptions options;
   options.passes = "decode,trainig";
-  EXPECT_TRUE(has(message_of([&] { static_cast<void>(lawson::model_workloads(config, "c", options)); }),
-                  "trainig"));
+  EXPECT_TRUE(
+      has(message_of([&] { static_cast<void>(lawson::model_workloads(config, "c", options)); }),
+          "trainig"));
   options = {};
   options.batch = -1;
-  EXPECT_TRUE(has(message_of([&] { static_cast<void>(lawson::model_workloads(config, "c", options)); }),
-                  "batch: -1"));
+  EXPECT_TRUE(
+      has(message_of([&] { static_cast<void>(lawson::model_workloads(config, "c", options)); }),
+          "batch: -1"));
 }
 
 TEST(Bundles, HoldPlansAndRefuseDamage) {
@@ -350,10 +353,8 @@ TEST(Devices, AreNamedAndListed) {
 
 TEST(Devices, AGpuWithoutItsEngineIsUnavailable) {
   if (LAWSON_WITH_CUDNN != 0) GTEST_SKIP() << "this build has the cuDNN engine";
-  EXPECT_EQ(status_of([] { static_cast<void>(lawson::Device::find("h200")); }),
-            LAWSON_UNAVAILABLE);
-  EXPECT_EQ(status_of([] { static_cast<void>(lawson::Device::find("cuda")); }),
-            LAWSON_UNAVAILABLE);
+  EXPECT_EQ(status_of([] { static_cast<void>(lawson::Device::find("h200")); }), LAWSON_UNAVAILABLE);
+  EXPECT_EQ(status_of([] { static_cast<void>(lawson::Device::find("cuda")); }), LAWSON_UNAVAILABLE);
 }
 
 }  // namespace

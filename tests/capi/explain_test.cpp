@@ -43,8 +43,8 @@ Device gpu(const char* name, int compute_capability) {
 }
 
 front::Spec spec_of(const Json& change) {
-  Json document{{"lawson", 1}, {"kind", "attention"}, {"heads", 8}, {"seqlen_q", 128},
-                {"head_dim_qk", 64}};
+  Json document{
+      {"lawson", 1}, {"kind", "attention"}, {"heads", 8}, {"seqlen_q", 128}, {"head_dim_qk", 64}};
   document.merge_patch(change);
   auto spec = front::spec_from_json(document, "test");
   EXPECT_TRUE(spec.ok()) << spec.error().message;
@@ -103,13 +103,26 @@ TEST(Explain, ThreeConditionsAreFoundTogether) {
   EXPECT_EQ(fields_of(answer["conditions"]), (Fields{"head_dim_qk", "softcap", "dtype"}));
 }
 
+TEST(Explain, GivingUpThePassDoesNotEndTheSearch) {
+  // Takes training only without a softcap and only in 16 bits.
+  const auto probe = [](const front::Spec& spec, const Device& device) -> Result<SpecVerdict> {
+    if (spec.document["pass"] == "forward") {
+      return picky(spec_of(Json::object()), device);
+    }
+    return picky(spec, device);
+  };
+  const Json answer = explained({{"pass", "training"}, {"softcap", 30}, {"dtype", "f32"}}, probe);
+  EXPECT_EQ(fields_of(answer["conditions"]), (Fields{"pass", "softcap", "dtype"}));
+}
+
 TEST(Explain, FieldsWithoutAGraphAreConditions) {
   const Json answer = explained({{"dropout", 0.1}});
   EXPECT_EQ(fields_of(answer["conditions"]), Fields{"dropout"});
 }
 
 TEST(Explain, OtherTargetsAreAskedToo) {
-  const Json answer = explained({{"dtype", "f32"}}, picky, 0, {gpu("a100", 800), gpu("b200", 1000)});
+  const Json answer =
+      explained({{"dtype", "f32"}}, picky, 0, {gpu("a100", 800), gpu("b200", 1000)});
   std::vector<std::string> targets;
   for (const Json& neighbour : answer["neighbours"]) {
     if (neighbour["kind"] == "target") targets.push_back(neighbour["target"]);

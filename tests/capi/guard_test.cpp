@@ -28,8 +28,7 @@ TEST(Guard, EveryKindHasItsStatus) {
   for (int kind = 0; kind <= static_cast<int>(ErrorKind::internal); ++kind) {
     const auto error_kind = static_cast<ErrorKind>(kind);
     EXPECT_EQ(guard([&]() -> Status { return Error{error_kind, "message", {}}; }), kind + 1);
-    EXPECT_STREQ(lawson_status_string(static_cast<lawson_status>(kind + 1)),
-                 to_string(error_kind));
+    EXPECT_STREQ(lawson_status_string(static_cast<lawson_status>(kind + 1)), to_string(error_kind));
   }
   EXPECT_EQ(guard([]() -> Status { return Error{ErrorKind::io, "", {}}; }), LAWSON_IO);
   EXPECT_STREQ(lawson_last_error_message(), "I/O error");
@@ -75,8 +74,8 @@ TEST(Structs, OlderAndNewerCallers) {
   newer.third = 1;
   EXPECT_FALSE(read_struct(&newer.known, target, "versioned", kPrefixes).ok());
 
-  for (const std::size_t size : {std::size_t{0}, std::size_t{1}, std::size_t{8}, std::size_t{17},
-                                 std::size_t{1} << 40}) {
+  for (const std::size_t size :
+       {std::size_t{0}, std::size_t{1}, std::size_t{8}, std::size_t{17}, std::size_t{1} << 40}) {
     given.struct_size = size;
     const Status status = read_struct(&given, target, "versioned", kPrefixes);
     ASSERT_FALSE(status.ok()) << size;

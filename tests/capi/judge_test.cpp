@@ -77,12 +77,12 @@ front::Spec spec_of(const char* text, const Json& change = Json::object()) {
 }
 
 TEST(Judge, GivesThePartsInOrder) {
-  const auto judged = judge(spec_of(kTraining), cpu_device(), "cpu",
-                            [](const ir::Graph& graph) -> Result<Verdict> {
-                              Verdict verdict = part(Decision::supported);
-                              verdict.key = graph.name;
-                              return verdict;
-                            });
+  const auto judged =
+      judge(spec_of(kTraining), cpu_device(), "cpu", [](const ir::Graph& graph) -> Result<Verdict> {
+        Verdict verdict = part(Decision::supported);
+        verdict.key = graph.name;
+        return verdict;
+      });
   ASSERT_TRUE(judged.ok());
   ASSERT_EQ(judged->json["parts"].size(), 2U);
   EXPECT_EQ(judged->json["parts"][0]["name"], "forward");
@@ -91,13 +91,13 @@ TEST(Judge, GivesThePartsInOrder) {
 }
 
 TEST(Judge, AnErrorOfOnePartIsAnError) {
-  const auto judged = judge(spec_of(kTraining), cpu_device(), "cpu",
-                            [](const ir::Graph& graph) -> Result<Verdict> {
-                              if (graph.name.ends_with("backward")) {
-                                return error(ErrorKind::cuda, "the driver is gone");
-                              }
-                              return part(Decision::unsupported);
-                            });
+  const auto judged =
+      judge(spec_of(kTraining), cpu_device(), "cpu", [](const ir::Graph& graph) -> Result<Verdict> {
+        if (graph.name.ends_with("backward")) {
+          return error(ErrorKind::cuda, "the driver is gone");
+        }
+        return part(Decision::unsupported);
+      });
   ASSERT_FALSE(judged.ok());
   EXPECT_EQ(judged.error().kind, ErrorKind::cuda);
 }
@@ -122,8 +122,9 @@ TEST(Judge, WhatHasNoGraphIsUnsupportedWithoutAsking) {
   EXPECT_EQ(judged->verdict.reasons.size(), 2U);
   EXPECT_EQ(judged->verdict.engine, "cpu");
   EXPECT_EQ(judged->verdict.key.size(), 32U);
-  const auto renamed = judge(spec_of(kTraining, {{"dropout", 0.1}, {"layout", "thd"}, {"name", "n"}}),
-                             cpu_device(), "cpu", probe);
+  const auto renamed =
+      judge(spec_of(kTraining, {{"dropout", 0.1}, {"layout", "thd"}, {"name", "n"}}), cpu_device(),
+            "cpu", probe);
   EXPECT_EQ(renamed->verdict.key, judged->verdict.key);
 }
 

@@ -16,10 +16,12 @@ struct BadSpec {
   std::vector<std::string> parts;  // what the message must contain
 };
 
-void PrintTo(const BadSpec& item, std::ostream* out) { *out << item.name; }  // NOLINT: gtest's name
+void PrintTo(const BadSpec& item, std::ostream* out) {
+  *out << item.name;
+}  // NOLINT: gtest's name
 
-const Json kAttention = {{"lawson", 1}, {"kind", "attention"}, {"batch", 2}, {"heads", 8},
-                         {"seqlen_q", 64}, {"head_dim_qk", 64}};
+const Json kAttention = {{"lawson", 1}, {"kind", "attention"}, {"batch", 2},
+                         {"heads", 8},  {"seqlen_q", 64},      {"head_dim_qk", 64}};
 const Json kGraph = Json::parse(R"({"lawson": 1, "kind": "graph",
   "inputs": [{"name": "x", "dtype": "f32", "shape": [4, 4]}],
   "ops": [{"op": "neg", "in": ["x"], "out": "y"}], "outputs": ["y"]})");
@@ -78,17 +80,19 @@ INSTANTIATE_TEST_SUITE_P(
         BadSpec{"window_of_one", {{"window", {1}}}, {"'window'", "1 entries"}},
         BadSpec{"window_below", {{"window", {-2, 0}}}, {"window[0]", "-2"}},
         BadSpec{"window_object", {{"window", {{"left", 1}}}}, {"'window'"}},
-        BadSpec{"bias_shape", {{"bias", "post_scale"}, {"bias_shape", {1, 3, 64, 64}}},
+        BadSpec{"bias_shape",
+                {{"bias", "post_scale"}, {"bias_shape", {1, 3, 64, 64}}},
                 {"'bias_shape'", "[1, 3, 64, 64]"}},
         BadSpec{"bias_shape_alone", {{"bias_shape", {1, 1, 64, 64}}}, {"'bias_shape'"}},
         BadSpec{"bias_grad_alone", {{"bias_grad", true}}, {"'bias_grad'"}},
         BadSpec{"softcap", {{"softcap", -30}}, {"'softcap'", "negative"}},
         BadSpec{"dropout", {{"dropout", 1}}, {"'dropout'", "1"}},
         BadSpec{"scale_text", {{"scale", "1"}}, {"'scale'", "a finite number"}},
-        BadSpec{"lengths_count", {{"mask", "padding"}, {"seqlens_q", {1, 2, 3}}},
+        BadSpec{"lengths_count",
+                {{"mask", "padding"}, {"seqlens_q", {1, 2, 3}}},
                 {"'seqlens_q'", "3 lengths for batch 2"}},
-        BadSpec{"lengths_range", {{"mask", "padding"}, {"seqlens_q", {1, 65}}},
-                {"seqlens_q[1]", "65"}},
+        BadSpec{
+            "lengths_range", {{"mask", "padding"}, {"seqlens_q", {1, 65}}}, {"seqlens_q[1]", "65"}},
         BadSpec{"lengths_without_mask", {{"seqlens_q", {1, 2}}}, {"'seqlens_q'", "padding"}},
         BadSpec{"strides_rank", {{"strides", {{"q", {1, 2, 3}}}}}, {"strides.q", "4 strides"}},
         BadSpec{"strides_negative", {{"strides", {{"q", {-1, 2, 3, 1}}}}}, {"strides.q[0]"}},
@@ -112,7 +116,9 @@ Json input(const Json& fields) {
   return {{"inputs", {item}}};
 }
 
-Json ops(const std::string& text) { return {{"ops", Json::parse(text)}}; }
+Json ops(const std::string& text) {
+  return {{"ops", Json::parse(text)}};
+}
 
 INSTANTIATE_TEST_SUITE_P(
     Specs, BadGraph,
@@ -124,9 +130,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadSpec{"unknown_output", {{"outputs", {"w"}}}, {"outputs[0]", "'w'"}},
         BadSpec{"input_as_output", {{"outputs", {"x"}}}, {"outputs[0]", "input"}},
         BadSpec{"two_outputs_alike", {{"outputs", {"y", "y"}}}, {"outputs[1]", "twice"}},
-        BadSpec{"output_dtype", {{"outputs", {{{"name", "y"}, {"dtype", "half"}}}}},
+        BadSpec{"output_dtype",
+                {{"outputs", {{{"name", "y"}, {"dtype", "half"}}}}},
                 {"outputs[0].dtype", "half"}},
-        BadSpec{"output_strides", {{"outputs", {{{"name", "y"}, {"strides", {1, 1}}}}}},
+        BadSpec{"output_strides",
+                {{"outputs", {{{"name", "y"}, {"strides", {1, 1}}}}}},
                 {"outputs[0]", "overlap"}},
         BadSpec{"dtype", input({{"dtype", "f33"}}), {"inputs[0].dtype", "f33", "f32"}},
         BadSpec{"no_dtype", input({{"dtype", nullptr}}), {"inputs[0].dtype", "missing"}},
@@ -134,13 +142,15 @@ INSTANTIATE_TEST_SUITE_P(
         BadSpec{"empty_name", input({{"name", ""}}), {"inputs[0]", "no name"}},
         BadSpec{"input_field", input({{"stride", {4, 1}}}), {"inputs[0].stride", "strides"}},
         BadSpec{"negative_dim", input({{"shape", {4, -4}}}), {"inputs[0].shape[1]", "-4"}},
-        BadSpec{"dim_2_to_63", input({{"shape", {k2To63, 4}}}),
+        BadSpec{"dim_2_to_63",
+                input({{"shape", {k2To63, 4}}}),
                 {"inputs[0].shape[0]", "9223372036854775808"}},
-        BadSpec{"overflow", input({{"shape", {std::int64_t{1} << 40, std::int64_t{1} << 40}}}),
+        BadSpec{"overflow",
+                input({{"shape", {std::int64_t{1} << 40, std::int64_t{1} << 40}}}),
                 {"inputs[0]", "elements"}},
         BadSpec{"overflow_of_three",
-                input({{"shape", {std::int64_t{1} << 40, std::int64_t{1} << 40,
-                                  std::int64_t{1} << 40}}}),
+                input({{"shape",
+                        {std::int64_t{1} << 40, std::int64_t{1} << 40, std::int64_t{1} << 40}}}),
                 {"inputs[0]", "elements"}},
         BadSpec{"rank_9", input({{"shape", {1, 1, 1, 1, 1, 1, 1, 1, 1}}}), {"rank 9"}},
         BadSpec{"strides_rank", input({{"strides", {1}}}), {"inputs[0].strides", "1 strides"}},
@@ -150,34 +160,45 @@ INSTANTIATE_TEST_SUITE_P(
         BadSpec{"by_value_shape", input({{"by_value", true}}), {"inputs[0].by_value"}},
         BadSpec{"values_count", input({{"values", {1, 2}}}), {"inputs[0].values", "16 numbers"}},
         BadSpec{"domain", input({{"domain", {3, 2}}}), {"inputs[0].domain", "low <= high"}},
-        BadSpec{"op_name", ops(R"([{"op": "negg", "in": "x", "out": "y"}])"),
+        BadSpec{"op_name",
+                ops(R"([{"op": "negg", "in": "x", "out": "y"}])"),
                 {"ops[0].op", "'negg'", "'neg'"}},
         BadSpec{"op_missing", ops(R"([{"in": "x", "out": "y"}])"), {"ops[0].op", "missing"}},
-        BadSpec{"op_field", ops(R"([{"op": "neg", "in": "x", "out": "y", "alpha": 1}])"),
+        BadSpec{"op_field",
+                ops(R"([{"op": "neg", "in": "x", "out": "y", "alpha": 1}])"),
                 {"ops[0].alpha", "unknown field"}},
         BadSpec{"operand", ops(R"([{"op": "neg", "in": "w", "out": "y"}])"), {"ops[0].in", "'w'"}},
-        BadSpec{"later_operand",
-                ops(R"([{"op": "neg", "in": "z", "out": "y"}, {"op": "neg", "in": "x", "out": "z"}])"),
-                {"ops[0].in", "'z'"}},
-        BadSpec{"too_many_operands", ops(R"([{"op": "neg", "in": ["x", "x"], "out": "y"}])"),
+        BadSpec{
+            "later_operand",
+            ops(R"([{"op": "neg", "in": "z", "out": "y"}, {"op": "neg", "in": "x", "out": "z"}])"),
+            {"ops[0].in", "'z'"}},
+        BadSpec{"too_many_operands",
+                ops(R"([{"op": "neg", "in": ["x", "x"], "out": "y"}])"),
                 {"ops[0].in", "1 operands, got 2"}},
         BadSpec{"operand_type", ops(R"([{"op": "neg", "in": [3], "out": "y"}])"), {"ops[0].in"}},
-        BadSpec{"null_operand", ops(R"([{"op": "neg", "in": [null], "out": "y"}])"),
+        BadSpec{"null_operand",
+                ops(R"([{"op": "neg", "in": [null], "out": "y"}])"),
                 {"ops[0]", "missing"}},
         BadSpec{"no_result", ops(R"([{"op": "neg", "in": "x"}])"), {"ops[0].out", "missing"}},
-        BadSpec{"null_result", ops(R"([{"op": "neg", "in": "x", "out": [null]}])"),
+        BadSpec{"null_result",
+                ops(R"([{"op": "neg", "in": "x", "out": [null]}])"),
                 {"outputs[0].name", "'y'"}},
-        BadSpec{"two_results", ops(R"([{"op": "neg", "in": "x", "out": ["y", "z"]}])"),
+        BadSpec{"two_results",
+                ops(R"([{"op": "neg", "in": "x", "out": ["y", "z"]}])"),
                 {"ops[0].out", "1 results, got 2"}},
-        BadSpec{"result_twice",
-                ops(R"([{"op": "neg", "in": "x", "out": "y"}, {"op": "neg", "in": "x", "out": "y"}])"),
-                {"ops[1]", "'y' is used twice"}},
-        BadSpec{"axes", ops(R"([{"op": "reduce_sum", "in": "x", "out": "y", "axes": [2]}])"),
+        BadSpec{
+            "result_twice",
+            ops(R"([{"op": "neg", "in": "x", "out": "y"}, {"op": "neg", "in": "x", "out": "y"}])"),
+            {"ops[1]", "'y' is used twice"}},
+        BadSpec{"axes",
+                ops(R"([{"op": "reduce_sum", "in": "x", "out": "y", "axes": [2]}])"),
                 {"ops[0]", "[0, 2)"}},
-        BadSpec{"constant", ops(R"([{"op": "constant", "out": "y"}])"), {"ops[0].value", "missing"}},
-        BadSpec{"reshape_2_to_63",
-                ops(R"([{"op": "reshape", "in": "x", "out": "y", "shape": [9223372036854775808]}])"),
-                {"ops[0].shape[0]", "9223372036854775808"}},
+        BadSpec{
+            "constant", ops(R"([{"op": "constant", "out": "y"}])"), {"ops[0].value", "missing"}},
+        BadSpec{
+            "reshape_2_to_63",
+            ops(R"([{"op": "reshape", "in": "x", "out": "y", "shape": [9223372036854775808]}])"),
+            {"ops[0].shape[0]", "9223372036854775808"}},
         BadSpec{"broadcast_overflow",
                 ops(R"([{"op": "broadcast", "in": "x", "out": "y",
                          "shape": [1099511627776, 1099511627776, 4, 4]}])"),
@@ -213,10 +234,10 @@ TEST(BadSpec, TooManyEntries) {
 
 TEST(BadSpec, LongNamesMakeShortMessages) {
   const std::string name(1'000'000, 'n');
-  for (const Json& change : {ops(R"([{"op": ")" + name + R"(", "in": "x", "out": "y"}])"),
-                             ops(R"([{"op": "neg", "in": ")" + name + R"(", "out": "y"}])"),
-                             Json{{"outputs", {name}}}, Json{{name, 1}}, Json{{"kind", name}},
-                             input({{"name", name}})}) {
+  for (const Json& change :
+       {ops(R"([{"op": ")" + name + R"(", "in": "x", "out": "y"}])"),
+        ops(R"([{"op": "neg", "in": ")" + name + R"(", "out": "y"}])"), Json{{"outputs", {name}}},
+        Json{{name, 1}}, Json{{"kind", name}}, input({{"name", name}})}) {
     Json document = kGraph;
     document.merge_patch(change);
     refusal(document);

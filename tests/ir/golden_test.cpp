@@ -56,8 +56,7 @@ TEST_P(Golden, PrintsAsBefore) {
     return;
   }
   const auto expected = read_file(golden.string());
-  ASSERT_TRUE(expected.ok()) << expected.error().message
-                             << "; LAWSON_UPDATE_GOLDEN=1 writes it";
+  ASSERT_TRUE(expected.ok()) << expected.error().message << "; LAWSON_UPDATE_GOLDEN=1 writes it";
   EXPECT_EQ(text, *expected);
 }
 

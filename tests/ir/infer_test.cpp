@@ -38,8 +38,7 @@ void expect_refused(const Op& op, const std::vector<Tensor>& operands,
   const auto inferred = infer_all(op, operands, dtype);
   ASSERT_FALSE(inferred.ok()) << op_name(op);
   EXPECT_EQ(inferred.error().kind, ErrorKind::invalid_argument);
-  EXPECT_TRUE(inferred.error().message.starts_with(op_name(op) + ":"))
-      << inferred.error().message;
+  EXPECT_TRUE(inferred.error().message.starts_with(op_name(op) + ":")) << inferred.error().message;
   for (const std::string& part : parts) {
     EXPECT_NE(inferred.error().message.find(part), std::string::npos)
         << "'" << part << "' is not in: " << inferred.error().message;
@@ -158,12 +157,18 @@ TEST(Infer, AttentionRefusals) {
   refused([](Case& c) { c.bias = tensor(DType::f32, {2, 3, 16, 32}, "bias"); }, "broadcast");
   refused([](Case& c) { c.bias = tensor(DType::f32, {16, 32}, "bias"); }, "broadcast");
   refused([](Case& c) { c.op.rule.padding = true; }, "padding needs both");
-  refused([](Case& c) { c.seqlen_q = tensor(DType::i32, {2, 1, 1, 1}, "n"); }, "padding needs both");
-  refused([](Case& c) {
-    c.op.rule.padding = true;
-    c.seqlen_q = tensor(DType::i32, {2, 1, 1, 1}, "n");
-    c.seqlen_kv = tensor(DType::i64, {2, 1, 1, 1}, "n");
-  }, "i32");
+  refused(
+      [](Case& c) {
+        c.seqlen_q = tensor(DType::i32, {2, 1, 1, 1}, "n");
+      },
+      "padding needs both");
+  refused(
+      [](Case& c) {
+        c.op.rule.padding = true;
+        c.seqlen_q = tensor(DType::i32, {2, 1, 1, 1}, "n");
+        c.seqlen_kv = tensor(DType::i64, {2, 1, 1, 1}, "n");
+      },
+      "i32");
   refused([](Case& c) { c.op.rule.softmax = SoftmaxKind::learnable; }, "sink");
   refused([](Case& c) { c.sink = tensor(DType::f32, {1, 8, 1, 1}, "sink"); }, "sink");
   refused([](Case& c) { c.op.rule.left = -2; }, "window [-2, -1]");

@@ -42,7 +42,6 @@ Tensor random_input(Dice& dice, std::size_t index, Dims shape) {
   return tensor;
 }
 
-
 // One op over what is there already; refused ones (a shape or a type that does not fit) are fine.
 Result<TensorId> random_op(Dice& dice, Builder& builder, const std::vector<TensorId>& pool) {
   const TensorId a = dice.of(pool);
@@ -50,8 +49,10 @@ Result<TensorId> random_op(Dice& dice, Builder& builder, const std::vector<Tenso
   const Dims& shape = builder.tensor(a).shape;
   const auto rank = static_cast<std::int64_t>(shape.size());
   switch (dice.below(12)) {
-    case 0: return builder.add1(Matmul{}, {a, b});
-    case 1: return builder.add1(Convert{}, {a}, dice.of(std::vector{DType::f32, DType::bf16}));
+    case 0:
+      return builder.add1(Matmul{}, {a, b});
+    case 1:
+      return builder.add1(Convert{}, {a}, dice.of(std::vector{DType::f32, DType::bf16}));
     case 2: {
       Unary unary{static_cast<UnaryKind>(dice.below(kUnaryCount)), 0};
       if (unary.kind == UnaryKind::leaky_relu || unary.kind == UnaryKind::elu) {
@@ -59,17 +60,20 @@ Result<TensorId> random_op(Dice& dice, Builder& builder, const std::vector<Tenso
       }
       return builder.add1(unary, {a});
     }
-    case 3: return builder.add1(Binary{static_cast<BinaryKind>(dice.below(kBinaryCount))}, {a, b});
+    case 3:
+      return builder.add1(Binary{static_cast<BinaryKind>(dice.below(kBinaryCount))}, {a, b});
     case 4: {
       auto predicate =
           builder.add1(Compare{static_cast<CompareKind>(dice.below(kCompareCount))}, {a, b});
       if (!predicate.ok()) return predicate;
       return builder.add1(Select{}, {*predicate, a, b});
     }
-    case 5: return builder.add1(Clamp{-1.5, static_cast<double>(dice.below(4))}, {a});
+    case 5:
+      return builder.add1(Clamp{-1.5, static_cast<double>(dice.below(4))}, {a});
     case 6:
-      return builder.add1(Binary{BinaryKind::mul},
-                          {a, *builder.add1(Constant{0.1 * static_cast<double>(dice.below(9))}, {})});
+      return builder.add1(
+          Binary{BinaryKind::mul},
+          {a, *builder.add1(Constant{0.1 * static_cast<double>(dice.below(9))}, {})});
     case 7: {
       Dims perm(shape.size());
       for (std::size_t i = 0; i < perm.size(); ++i) perm[i] = static_cast<std::int64_t>(i);
@@ -81,13 +85,14 @@ Result<TensorId> random_op(Dice& dice, Builder& builder, const std::vector<Tenso
       if (rank > 0 && shape[0] > 1) slice.start[0] = 1;
       return builder.add1(slice, {a});
     }
-    case 9: return builder.add1(Reshape{{element_count(shape).value_or(1)}}, {a});
+    case 9:
+      return builder.add1(Reshape{{element_count(shape).value_or(1)}}, {a});
     case 10:
       if (rank == 0) return builder.add1(Broadcast{{3}}, {a});
-      return builder.add1(Reduce{static_cast<ReduceKind>(dice.below(kReduceCount)),
-                                 {dice.below(rank)},
-                                 dice.coin()},
-                          {a});
+      return builder.add1(
+          Reduce{
+              static_cast<ReduceKind>(dice.below(kReduceCount)), {dice.below(rank)}, dice.coin()},
+          {a});
     default: {
       Dims wider = shape;
       wider.insert(wider.begin(), 2);
@@ -161,8 +166,8 @@ Json rewritten(const Graph& graph, std::uint64_t seed) {
         return name.is_null() || std::find(known.begin(), known.end(), name) != known.end();
       });
     };
-    const auto start = static_cast<std::size_t>(
-        dice.below(static_cast<std::int64_t>(waiting.size())));
+    const auto start =
+        static_cast<std::size_t>(dice.below(static_cast<std::int64_t>(waiting.size())));
     for (std::size_t i = 0; i < waiting.size(); ++i) {
       const std::size_t at = (start + i) % waiting.size();
       if (!ready(waiting[at])) continue;
