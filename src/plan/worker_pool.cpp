@@ -34,8 +34,8 @@ struct WorkerPool::State {
   // Guarded by mutex:
   std::vector<std::unique_ptr<WorkerProcess>> idle;  // most recently used last
   int running = 0;                                   // idle, busy or starting
-  std::optional<Failure> failure;
-  std::optional<Json> info;  // of the worker started last
+  std::shared_ptr<const Failure> failure;            // of the last start, if it failed
+  std::optional<Json> info;                          // of the worker started last
   std::int64_t started = 0;
   std::int64_t lost = 0;
 };
@@ -66,7 +66,7 @@ class WorkerPool::Lease {
   }
 
   std::unique_ptr<WorkerProcess> worker;
-  std::optional<Failure> failure;  // why it could not start, to be remembered
+  std::shared_ptr<const Failure> failure;  // why it could not start, to be remembered
   bool keep = false;
 
  private:
@@ -126,7 +126,8 @@ Result<WorkerPool::Lease> WorkerPool::acquire() {
 
   Lease lease{state};
   const auto failed = [&](Error why) {
-    lease.failure = Failure{why, Clock::now() + config_.failure_memory};
+    lease.failure =
+        std::make_shared<const Failure>(Failure{why, Clock::now() + config_.failure_memory});
     return why;
   };
   auto process = WorkerProcess::start(config_.worker_path, config_.arguments);
