@@ -7,7 +7,7 @@ import subprocess
 import time
 import unittest
 
-from support import (BIN, MODELS, SANITIZED, SPECS, Case, environment, lawson, main, needs_cudnn)
+from support import (BIN, MODELS, SANITIZED, SPECS, WITH_CUDNN, Case, environment, lawson, main, needs_cudnn)
 
 SEED = SPECS / "seed.json"
 
@@ -55,6 +55,18 @@ class Missing(Case):
         shutil.copy(libexec / "lawson-worker", part / "lawson-worker")
         self.unavailable("nodriver", LAWSON_LIBEXEC=part)
 
+    def test_other_builds_are_asked_in_a_process_of_their_own(self):
+        found = self.expect(0, "info").out
+        path = next(word for word in found.split() if "libcudnn.so.9" in word)
+        answer = self.expect(1, "explain", SEED, "--target", "v100", "--cudnn", path, "--cudnn",
+                             path, "--cudnn", "/nonexistent", "--json").json
+        others = [n for n in answer["neighbours"] if n["kind"] == "cudnn"]
+        self.assertEqual(len(others), 2)
+        self.assertEqual(others[0]["verdict"]["verdict"], "unsupported")
+        self.assertIn(path, others[0]["change"])
+        self.assertEqual(others[1]["verdict"]["error"]["kind"], "unavailable")
+        self.expect(2, "probe", SEED, "--target", "h200", "--cudnn", path, "--cudnn", path)
+
     def test_the_cpu_engine_needs_none_of_it(self):
         env = environment(LAWSON_CUDNN="/nonexistent", LAWSON_NVRTC="/nonexistent",
                           LAWSON_LIBEXEC="/nonexistent")
@@ -94,7 +106,7 @@ class Host(Case):
 
     @unittest.skipIf(SANITIZED, "sanitizers take memory of their own")
     def test_memory_of_the_tool_itself(self):
-        target = "v100,a100,l40s,h200,b200" if os.environ.get("LAWSON_WITH_CUDNN") == "ON" else "cpu"
+        target = "v100,a100,l40s,h200,b200" if WITH_CUDNN else "cpu"
         result = self.expect(0, "check", MODELS / "gpt-oss-20b.json", MODELS / "gemma-2-9b.json",
                              "--target", target, "--pass", "decode,training")
         self.assertLessEqual(result.peak_bytes, 60 << 20)

@@ -35,25 +35,26 @@ std::string describe_attention(const Json& spec) {
   const std::int64_t heads = number("heads", 1);
   const std::int64_t d = number("head_dim_qk", 1);
   const std::int64_t q = number("seqlen_q", 1);
-  std::vector<std::string> parts{fmt::format("{}×{}", q, number("seqlen_kv", q)),
-                                 fmt::format("h{}", pair_text(heads, number("kv_heads", heads))),
+  // What tells layers apart comes first: the end may be cut off.
+  std::vector<std::string> parts{fmt::format("h{}", pair_text(heads, number("kv_heads", heads))),
                                  fmt::format("d{}", pair_text(d, number("head_dim_v", d)))};
-  if (const std::int64_t batch = number("batch", 1); batch != 1) {
-    parts.insert(parts.begin(), fmt::format("b{}", batch));
-  }
-  if (const auto mask = word("mask", "none"); !mask.empty()) parts.push_back(mask);
-  if (spec.contains("window") && spec["window"] != Json::array({-1, -1})) {
-    parts.push_back("window " + spec["window"][0].dump());
-  }
-  if (spec.value("softcap", 0.0) != 0) {
-    parts.push_back(fmt::format("softcap {}", spec["softcap"].get<double>()));
-  }
   if (const auto softmax = word("softmax", "vanilla"); !softmax.empty()) {
     parts.push_back(softmax == "learnable" ? "sinks" : softmax);
+  }
+  if (spec.value("softcap", 0.0) != 0) {
+    parts.push_back(fmt::format("cap{}", spec["softcap"].get<double>()));
   }
   if (const auto bias = word("bias", "none"); !bias.empty()) {
     parts.push_back(bias == "alibi" ? bias : "bias");
   }
+  if (spec.contains("window") && spec["window"] != Json::array({-1, -1})) {
+    parts.push_back("w" + spec["window"][0].dump());
+  }
+  if (const auto mask = word("mask", "none"); !mask.empty()) parts.push_back(mask);
+  if (const std::int64_t batch = number("batch", 1); batch != 1) {
+    parts.push_back(fmt::format("b{}", batch));
+  }
+  parts.push_back(fmt::format("{}×{}", q, number("seqlen_kv", q)));
   return fmt::format("{}", fmt::join(parts, " "));
 }
 
@@ -361,6 +362,8 @@ std::optional<std::string> joined_sizes(const std::string& a, const std::string&
   const std::size_t end_b = b.find("×");
   if (end_a == std::string::npos || end_b == std::string::npos) return std::nullopt;
   if (a.substr(end_a) != b.substr(end_b)) return std::nullopt;
+  const std::string starts = a.substr(0, end_a) + b.substr(0, end_b);
+  if (starts.find_first_not_of("0123456789|") != std::string::npos) return std::nullopt;
   return a.substr(0, end_a) + "|" + b;
 }
 
@@ -468,6 +471,25 @@ bool has(const Check& check, const char* decision) {
   });
 }
 
+// How to read the column "computes".
+std::string legend(const Check& check) {
+  bool attention = false;
+  bool products = false;
+  for (const CheckRow& row : check.rows) {
+    (row.spec.value("kind", "") == "attention" ? attention : products) = true;
+  }
+  std::string text;
+  if (attention) {
+    text =
+        "attention: heads h (of Q / of K and V), head dim d, window w, softcap cap, rows × columns";
+  }
+  if (products) {
+    text += (attention ? "; " : "") +
+            std::string{"products: M|M of the passes × K × N, then the other ops"};
+  }
+  return text + ".";
+}
+
 }  // namespace
 
 std::string describe_spec(const Json& spec) {
@@ -481,7 +503,7 @@ std::string report_text(const Check& check) {
     out += '\n' + paint("Why not, and what fuses nearby (each ✓ was probed)", Style::bold) + '\n';
     out += reasons_text(check, footnotes);
   }
-  out += '\n';
+  out += '\n' + paragraph("", legend(check));
   if (has(check, "undecided")) {
     out += "? the engines that remain can only be asked on the GPU itself\n";
   }
