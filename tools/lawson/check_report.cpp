@@ -498,12 +498,12 @@ std::string describe_spec(const Json& spec) {
 
 std::string report_text(const Check& check) {
   const Footnotes footnotes(check);
-  std::string out = table_of(check, footnotes).text();
+  std::string out = table_of(check, footnotes).text() + '\n' + paragraph("", legend(check));
   if (!footnotes.list().empty()) {
     out += '\n' + paint("Why not, and what fuses nearby (each ✓ was probed)", Style::bold) + '\n';
     out += reasons_text(check, footnotes);
   }
-  out += '\n' + paragraph("", legend(check));
+  out += '\n';
   if (has(check, "undecided")) {
     out += "? the engines that remain can only be asked on the GPU itself\n";
   }
