@@ -179,10 +179,11 @@ Result<Library> open_override(const Wanted& wanted, const std::string& value) {
   LAWSON_TRY(const std::string file, overridden_file(wanted, value));
   for (const std::string& loaded : loaded_paths(wanted.loaded_stem)) {
     if (canonical(loaded) != canonical(file)) {
-      return error(ErrorKind::unavailable,
-                   "{}={} asks for {}, but this process has already loaded {}: two {} builds in one "
-                   "process do not work; unset {} or start the process with that library",
-                   wanted.variable, value, file, loaded, wanted.title, wanted.variable);
+      return error(
+          ErrorKind::unavailable,
+          "{}={} asks for {}, but this process has already loaded {}: two {} builds in one "
+          "process do not work; unset {} or start the process with that library",
+          wanted.variable, value, file, loaded, wanted.title, wanted.variable);
     }
   }
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
@@ -223,12 +224,11 @@ Result<Library> open_library(const Wanted& wanted) {
   if (void* handle = dlopen(wanted.file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     return Library{path_of(handle, wanted.file), "", "system", handle};
   }
-  return error(ErrorKind::unavailable,
-               "{} ({}) was not found. Searched: {}, the system's library folders. {}{}",
-               wanted.title, wanted.file, searched.empty() ? "nothing" : searched,
-               wanted.package_hint,
-               wanted.variable.empty() ? ""
-                                       : ", or set " + wanted.variable + " to the file or folder");
+  return error(
+      ErrorKind::unavailable,
+      "{} ({}) was not found. Searched: {}, the system's library folders. {}{}", wanted.title,
+      wanted.file, searched.empty() ? "nothing" : searched, wanted.package_hint,
+      wanted.variable.empty() ? "" : ", or set " + wanted.variable + " to the file or folder");
 }
 
 Result<void*> symbol(const Library& library, const char* name) {
@@ -260,12 +260,20 @@ std::vector<Place> beside(const Library& cudnn, int major) {
 }
 
 Wanted wanted_cudnn() {
-  return {"cuDNN", "LAWSON_CUDNN", "libcudnn.so.9", "libcudnn.so", {"cudnn"},
-          "Install cuDNN 9 (pip install nvidia-cudnn-cu13)", {}};
+  return {"cuDNN",
+          "LAWSON_CUDNN",
+          "libcudnn.so.9",
+          "libcudnn.so",
+          {"cudnn"},
+          "Install cuDNN 9 (pip install nvidia-cudnn-cu13)",
+          {}};
 }
 
 Wanted wanted_nvrtc(const Library& cudnn, int major) {
-  return {"NVRTC", "LAWSON_NVRTC", fmt::format("libnvrtc.so.{}", major), "libnvrtc.so",
+  return {"NVRTC",
+          "LAWSON_NVRTC",
+          fmt::format("libnvrtc.so.{}", major),
+          "libnvrtc.so",
           {fmt::format("cu{}", major), "cuda_nvrtc"},
           fmt::format("cuDNN compiles its kernels with it. Install NVRTC {0} (pip install "
                       "{1})",
@@ -274,7 +282,10 @@ Wanted wanted_nvrtc(const Library& cudnn, int major) {
 }
 
 Wanted wanted_cudart(const Library& cudnn, int major) {
-  return {"the CUDA runtime", "", fmt::format("libcudart.so.{}", major), "libcudart.so",
+  return {"the CUDA runtime",
+          "",
+          fmt::format("libcudart.so.{}", major),
+          "libcudart.so",
           {fmt::format("cu{}", major), "cuda_runtime"},
           fmt::format("Install CUDA's runtime {} (pip install nvidia-cuda-runtime)", major),
           beside(cudnn, major)};
@@ -324,6 +335,10 @@ Result<Libraries> open_all() {
                  "{} is NVRTC {}, but {} was built for CUDA {}: their major versions must be equal",
                  found.nvrtc.path, found.nvrtc.version, found.cudnn.path, major);
   }
+  // NVRTC opens its built-ins by bare name and has no run path, so that where it is not in the
+  // system's library folders (Python packages) only an already loaded copy is found.
+  const std::string builtins = fmt::format("libnvrtc-builtins.so.{}", found.nvrtc.version);
+  dlopen((fs::path{found.nvrtc.path}.parent_path() / builtins).c_str(), RTLD_NOW | RTLD_LOCAL);
   LAWSON_TRY(found.nvrtc_archs, supported_archs(found.nvrtc));
   return found;
 }
@@ -338,11 +353,14 @@ std::optional<Libraries>& state() {
   return libraries;
 }
 
-bool deviceless = false;       // guarded by state_mutex()
-std::string nodriver_folder;   // where the stand-ins are; guarded by state_mutex()
+bool deviceless = false;      // guarded by state_mutex()
+std::string nodriver_folder;  // where the stand-ins are; guarded by state_mutex()
 
 Wanted wanted_cublaslt(const Library& cudnn, int major) {
-  return {"cuBLASLt", "", fmt::format("libcublasLt.so.{}", major), "libcublasLt.so",
+  return {"cuBLASLt",
+          "",
+          fmt::format("libcublasLt.so.{}", major),
+          "libcublasLt.so",
           {fmt::format("cu{}", major), "cublas"},
           fmt::format("cuDNN's engine for plain matrix products needs it. Install cuBLAS {} (pip "
                       "install {})",
@@ -394,11 +412,12 @@ Status check_one_cudnn() {
       return fs::path{canonical(file)}.parent_path();
     };
     if (folder(path) != folder(first)) {
-      return error(ErrorKind::unavailable,
-                   "two cuDNN builds are loaded in this process, {} and {}: their parts do not work "
-                   "together; keep one of them (LD_LIBRARY_PATH, LAWSON_CUDNN and the installed "
-                   "packages decide which is found)",
-                   first, path);
+      return error(
+          ErrorKind::unavailable,
+          "two cuDNN builds are loaded in this process, {} and {}: their parts do not work "
+          "together; keep one of them (LD_LIBRARY_PATH, LAWSON_CUDNN and the installed "
+          "packages decide which is found)",
+          first, path);
     }
   }
   return {};
