@@ -19,7 +19,6 @@ struct Defect {
 };
 
 // The first row that applies.
-std::optional<Defect> known_defect(const ir::Graph& graph, const Device& device,
-                                   int cudnn_version);
+std::optional<Defect> known_defect(const ir::Graph& graph, const Device& device, int cudnn_version);
 
 }  // namespace lawson::cudnn

@@ -56,7 +56,8 @@ Result<Device> live_device(int ordinal) {
   device.kind = Device::Kind::cuda;
   device.evidence = Evidence::live;
   device.ordinal = ordinal;
-  LAWSON_TRY(device.properties, parse_json(text, fmt::format("cuDNN's properties of GPU {}", ordinal)));
+  LAWSON_TRY(device.properties,
+             parse_json(text, fmt::format("cuDNN's properties of GPU {}", ordinal)));
   const auto version = device.properties.find("deviceVer");
   if (version == device.properties.end() || !version->is_number_integer()) {
     return error(ErrorKind::cudnn, "cuDNN's properties of GPU {} have no deviceVer: {}", ordinal,

@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "engine/device.h"
 #include "base/status.h"
+#include "engine/device.h"
 
 namespace lawson::cudnn {
 

@@ -1,5 +1,5 @@
-// What an attention graph asks for, read off its one node: used to word reasons, to find defects and
-// to lower it.
+// What an attention graph asks for, read off its one node: used to word reasons, to find defects
+// and to lower it.
 #pragma once
 
 #include <optional>

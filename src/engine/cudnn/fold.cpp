@@ -5,7 +5,9 @@
 namespace lawson::cudnn {
 namespace {
 
-std::size_t index(std::int64_t value) { return static_cast<std::size_t>(value); }
+std::size_t index(std::int64_t value) {
+  return static_cast<std::size_t>(value);
+}
 
 }  // namespace
 
@@ -143,6 +145,8 @@ std::optional<int> fold_axis(const Dims& shape, std::int64_t axis) {
   return 0;
 }
 
-Dims3 packed_strides(const Dims3& dims) { return {dims[1] * dims[2], dims[2], 1}; }
+Dims3 packed_strides(const Dims3& dims) {
+  return {dims[1] * dims[2], dims[2], 1};
+}
 
 }  // namespace lawson::cudnn

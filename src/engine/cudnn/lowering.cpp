@@ -27,23 +27,38 @@ namespace {
 
 std::string name_of(fe::error_code_t code) {
   switch (code) {
-    case fe::error_code_t::OK: return "OK";
-    case fe::error_code_t::ATTRIBUTE_NOT_SET: return "ATTRIBUTE_NOT_SET";
-    case fe::error_code_t::SHAPE_DEDUCTION_FAILED: return "SHAPE_DEDUCTION_FAILED";
-    case fe::error_code_t::INVALID_TENSOR_NAME: return "INVALID_TENSOR_NAME";
-    case fe::error_code_t::INVALID_VARIANT_PACK: return "INVALID_VARIANT_PACK";
-    case fe::error_code_t::GRAPH_NOT_SUPPORTED: return "GRAPH_NOT_SUPPORTED";
+    case fe::error_code_t::OK:
+      return "OK";
+    case fe::error_code_t::ATTRIBUTE_NOT_SET:
+      return "ATTRIBUTE_NOT_SET";
+    case fe::error_code_t::SHAPE_DEDUCTION_FAILED:
+      return "SHAPE_DEDUCTION_FAILED";
+    case fe::error_code_t::INVALID_TENSOR_NAME:
+      return "INVALID_TENSOR_NAME";
+    case fe::error_code_t::INVALID_VARIANT_PACK:
+      return "INVALID_VARIANT_PACK";
+    case fe::error_code_t::GRAPH_NOT_SUPPORTED:
+      return "GRAPH_NOT_SUPPORTED";
     case fe::error_code_t::GRAPH_EXECUTION_PLAN_CREATION_FAILED:
       return "GRAPH_EXECUTION_PLAN_CREATION_FAILED";
-    case fe::error_code_t::GRAPH_EXECUTION_FAILED: return "GRAPH_EXECUTION_FAILED";
-    case fe::error_code_t::HEURISTIC_QUERY_FAILED: return "HEURISTIC_QUERY_FAILED";
-    case fe::error_code_t::UNSUPPORTED_GRAPH_FORMAT: return "UNSUPPORTED_GRAPH_FORMAT";
-    case fe::error_code_t::CUDA_API_FAILED: return "CUDA_API_FAILED";
-    case fe::error_code_t::CUDNN_BACKEND_API_FAILED: return "CUDNN_BACKEND_API_FAILED";
-    case fe::error_code_t::INVALID_CUDA_DEVICE: return "INVALID_CUDA_DEVICE";
-    case fe::error_code_t::HANDLE_ERROR: return "HANDLE_ERROR";
-    case fe::error_code_t::INVALID_VALUE: return "INVALID_VALUE";
-    case fe::error_code_t::NVRTC_COMPILATION_FAILED: return "NVRTC_COMPILATION_FAILED";
+    case fe::error_code_t::GRAPH_EXECUTION_FAILED:
+      return "GRAPH_EXECUTION_FAILED";
+    case fe::error_code_t::HEURISTIC_QUERY_FAILED:
+      return "HEURISTIC_QUERY_FAILED";
+    case fe::error_code_t::UNSUPPORTED_GRAPH_FORMAT:
+      return "UNSUPPORTED_GRAPH_FORMAT";
+    case fe::error_code_t::CUDA_API_FAILED:
+      return "CUDA_API_FAILED";
+    case fe::error_code_t::CUDNN_BACKEND_API_FAILED:
+      return "CUDNN_BACKEND_API_FAILED";
+    case fe::error_code_t::INVALID_CUDA_DEVICE:
+      return "INVALID_CUDA_DEVICE";
+    case fe::error_code_t::HANDLE_ERROR:
+      return "HANDLE_ERROR";
+    case fe::error_code_t::INVALID_VALUE:
+      return "INVALID_VALUE";
+    case fe::error_code_t::NVRTC_COMPILATION_FAILED:
+      return "NVRTC_COMPILATION_FAILED";
   }
   return "UNKNOWN";
 }
@@ -68,7 +83,9 @@ Failure guarded(const char* stage, const Call& call) {
   }
 }
 
-fe::error_t no_error() { return {fe::error_code_t::OK, ""}; }
+fe::error_t no_error() {
+  return {fe::error_code_t::OK, ""};
+}
 
 fe::error_t from_status(cudnnStatus_t status, const char* call) {
   if (status == CUDNN_STATUS_SUCCESS) return no_error();
@@ -104,7 +121,9 @@ Failure properties_of(const Device& device, Properties& properties) {
   return std::nullopt;
 }
 
-cudnnHandle_t as_handle(void* handle) { return static_cast<cudnnHandle_t>(handle); }
+cudnnHandle_t as_handle(void* handle) {
+  return static_cast<cudnnHandle_t>(handle);
+}
 
 }  // namespace
 
@@ -182,14 +201,16 @@ Failure Lowered::judge(void* handle) {
   return guarded("check_support", [&] { return graph.check_support(); });
 }
 
-void Lowered::limit_workspace(std::int64_t bytes) { impl_->workspace_limit = bytes; }
+void Lowered::limit_workspace(std::int64_t bytes) {
+  impl_->workspace_limit = bytes;
+}
 
 std::vector<std::string> Lowered::plan_names() const {
   std::vector<std::string> names;
   for (std::int64_t i = 0; i < impl_->plan_count; ++i) {
     std::string name;
-    const Failure failure = guarded(
-        "plan_name", [&] { return impl_->frontend->get_plan_name_at_index(i, name); });
+    const Failure failure =
+        guarded("plan_name", [&] { return impl_->frontend->get_plan_name_at_index(i, name); });
     names.push_back(failure ? "?" : name);
   }
   return names;
@@ -214,9 +235,8 @@ Failure Lowered::find_plan(const std::string& name, std::size_t& index) {
     knobs[fe::convert_from_backend_knob_type(type)] = std::stoll((*it)[2]);
   }
   const std::int64_t engine = std::stoll(match[1]);
-  if (Failure failure = guarded("create_plan", [&] {
-        return impl_->frontend->create_execution_plan(engine, knobs);
-      })) {
+  if (Failure failure = guarded(
+          "create_plan", [&] { return impl_->frontend->create_execution_plan(engine, knobs); })) {
     return failure;
   }
   index = static_cast<std::size_t>(impl_->plan_count);
@@ -237,9 +257,8 @@ Failure Lowered::build(std::size_t index) {
 std::string Lowered::built_name() const {
   std::string name;
   if (impl_->built) {
-    const auto ignored = guarded("plan_name", [&] {
-      return impl_->frontend->get_plan_name_at_index(*impl_->built, name);
-    });
+    const auto ignored = guarded(
+        "plan_name", [&] { return impl_->frontend->get_plan_name_at_index(*impl_->built, name); });
     if (ignored) name.clear();
   }
   return name;
@@ -251,14 +270,16 @@ Failure Lowered::serialize(PlanBytes& plan) {
     if (!impl_->built) {
       return {fe::error_code_t::GRAPH_EXECUTION_FAILED, "no plan has been built"};
     }
-    fe::error_t status = impl_->frontend->get_workspace_size_plan_at_index(*impl_->built,
-                                                                           plan.workspace);
+    fe::error_t status =
+        impl_->frontend->get_workspace_size_plan_at_index(*impl_->built, plan.workspace);
     if (status.is_bad()) return status;
     return impl_->frontend->serialize(plan.data, /*serialize_structure=*/false);
   });
 }
 
-const std::vector<std::string>& Lowered::rewrites() const { return impl_->rewrites; }
+const std::vector<std::string>& Lowered::rewrites() const {
+  return impl_->rewrites;
+}
 
 struct Executable::Impl {
   Properties properties;
@@ -297,14 +318,16 @@ Failure Executable::load(std::span<const std::uint8_t> data, void* handle, const
   return std::nullopt;
 }
 
-const std::vector<std::int64_t>& Executable::uids() const { return impl_->uids; }
+const std::vector<std::int64_t>& Executable::uids() const {
+  return impl_->uids;
+}
 
 Failure Executable::execute(void* handle, std::span<void*> pointers, void* workspace,
                             void* stream) {
   return guarded("execute", [&]() -> fe::error_t {
-    fe::error_t status = from_status(
-        fe::detail::set_stream(as_handle(handle), static_cast<cudaStream_t>(stream)),
-        "cudnnSetStream");
+    fe::error_t status =
+        from_status(fe::detail::set_stream(as_handle(handle), static_cast<cudaStream_t>(stream)),
+                    "cudnnSetStream");
     if (status.is_bad()) return status;
     return impl_->frontend.execute(as_handle(handle), pointers.data(),
                                    static_cast<int>(pointers.size()), workspace);

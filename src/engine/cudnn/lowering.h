@@ -60,7 +60,8 @@ class Lowered {
   void limit_workspace(std::int64_t bytes);
 
   std::vector<std::string> plan_names() const;  // of the heuristics, preferred first
-  // The index of an engine config by name ("eng7_k17=2_k24=3"), added when heuristics did not list it.
+  // The index of an engine config by name ("eng7_k17=2_k24=3"), added when heuristics did not list
+  // it.
   Failure find_plan(const std::string& name, std::size_t& index);
   Failure build(std::size_t index);
   std::string built_name() const;

@@ -48,11 +48,12 @@ class AttentionLowering {
           tensor.alignment >= 16) {
         return {};
       }
-      return unsupported("alignment",
-                         fmt::format("{} promises an alignment of {} bytes; cuDNN's attention needs "
-                                     "16",
-                                     tensor.name, tensor.alignment),
-                         tensor.name);
+      return unsupported(
+          "alignment",
+          fmt::format("{} promises an alignment of {} bytes; cuDNN's attention needs "
+                      "16",
+                      tensor.name, tensor.alignment),
+          tensor.name);
     };
     for (const ir::TensorId id : facts_.node->inputs) LAWSON_CHECK(check(id));
     for (const ir::TensorId id : facts_.node->outputs) LAWSON_CHECK(check(id));
@@ -155,19 +156,19 @@ class AttentionLowering {
                          const TensorPtr& seqlen_q, const TensorPtr& seqlen_kv) {
     namespace modifiers = fe::graph::attn::score_modifiers;
     const double cap = facts_.rule->softcap;
-    capped_argument_ = graph->pointwise(
-        score, scalar(1 / cap), Pointwise().set_name("cap_divide").set_mode(Mode::MUL));
+    capped_argument_ = graph->pointwise(score, scalar(1 / cap),
+                                        Pointwise().set_name("cap_divide").set_mode(Mode::MUL));
     const TensorPtr tanh = graph->pointwise(
         capped_argument_, Pointwise().set_name("cap_tanh").set_mode(Mode::TANH_FWD));
-    TensorPtr masked = graph->pointwise(
-        tanh, scalar(cap), Pointwise().set_name("cap_multiply").set_mode(Mode::MUL));
+    TensorPtr masked = graph->pointwise(tanh, scalar(cap),
+                                        Pointwise().set_name("cap_multiply").set_mode(Mode::MUL));
     if (facts_.rule->padding) {
       masked = modifiers::padding_mask(graph, masked, seqlen_kv, seqlen_q);
     }
     if (left_bound() || right_bound()) {
-      masked = modifiers::sliding_window_mask(graph, masked, alignment(), left_bound(),
-                                              right_bound(), facts_.s_q, facts_.s_kv, seqlen_q,
-                                              seqlen_kv);
+      masked =
+          modifiers::sliding_window_mask(graph, masked, alignment(), left_bound(), right_bound(),
+                                         facts_.s_q, facts_.s_kv, seqlen_q, seqlen_kv);
     }
     return masked;
   }
@@ -200,9 +201,8 @@ class AttentionLowering {
       attributes.set_score_mod_bprop(
           [this](std::shared_ptr<FrontendGraph> graph, TensorPtr gradient) {
             // d cap * tanh(x / cap) / dx = 1 - tanh^2
-            return graph->pointwise(
-                gradient, capped_argument_,
-                Pointwise().set_name("cap_gradient").set_mode(Mode::TANH_BWD));
+            return graph->pointwise(gradient, capped_argument_,
+                                    Pointwise().set_name("cap_gradient").set_mode(Mode::TANH_BWD));
           });
     }
     if (facts_.bias != ir::kNone) attributes.set_bias(input(B::bias));

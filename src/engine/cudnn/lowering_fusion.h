@@ -61,10 +61,10 @@ class FusionLowering {
   const ir::Tensor& tensor_of(ir::TensorId id) const { return graph_.tensor(id); }
 
   Error refuse(std::string code, const ir::Node& node, std::string_view why) const {
-    return unsupported(std::move(code),
-                       fmt::format("op '{}' ({}): {}", ir::op_name(node.op),
-                                   tensor_of(node.outputs[0]).name, why),
-                       tensor_of(node.outputs[0]).name);
+    return unsupported(
+        std::move(code),
+        fmt::format("op '{}' ({}): {}", ir::op_name(node.op), tensor_of(node.outputs[0]).name, why),
+        tensor_of(node.outputs[0]).name);
   }
 
   // ---- What may be carried wider than written -------------------------------------------------
@@ -161,11 +161,11 @@ class FusionLowering {
     const ir::Tensor& source = tensor_of(view.source);
     const auto folded = fold_layout(view.layout);
     if (!folded) {
-      return refuse("rank", node,
-                    fmt::format("the leading dims of {} {} (strides {}) cannot be one batch dim; "
-                                "cuDNN's matmul fusions have rank 3",
-                                source.name, to_string(view.layout.shape),
-                                to_string(view.layout.strides)));
+      return refuse(
+          "rank", node,
+          fmt::format("the leading dims of {} {} (strides {}) cannot be one batch dim; "
+                      "cuDNN's matmul fusions have rank 3",
+                      source.name, to_string(view.layout.shape), to_string(view.layout.strides)));
     }
     dims = folded->dims;
     const auto key = std::tuple{view.source, folded->dims, folded->strides, view.layout.offset};
@@ -232,8 +232,10 @@ class FusionLowering {
         return known.tensor;
       case Value::Kind::constant:
         return scalar(known.constant, compute == Type::BOOLEAN ? Type::INT32 : compute);
-      case Value::Kind::iota: return iota(node, id, wanted);
-      case Value::Kind::none: break;
+      case Value::Kind::iota:
+        return iota(node, id, wanted);
+      case Value::Kind::none:
+        break;
     }
     return refuse("operand", node, "an operand has no value");
   }
@@ -242,11 +244,12 @@ class FusionLowering {
                          const Dims3& wanted) const {
     for (std::size_t i = 0; i < 3; ++i) {
       if (dims[i] != 1 && dims[i] != wanted[i]) {
-        return refuse("rank", node,
-                      fmt::format("{} {} broadcasts over only some of the leading dims of {}, which "
-                                  "cuDNN sees as one batch dim",
-                                  tensor_of(id).name, to_string(tensor_of(id).shape),
-                                  to_string(tensor_of(node.outputs[0]).shape)));
+        return refuse(
+            "rank", node,
+            fmt::format("{} {} broadcasts over only some of the leading dims of {}, which "
+                        "cuDNN sees as one batch dim",
+                        tensor_of(id).name, to_string(tensor_of(id).shape),
+                        to_string(tensor_of(node.outputs[0]).shape)));
       }
     }
     return {};
@@ -347,8 +350,8 @@ class FusionLowering {
       LAWSON_TRY(TensorPtr tensor, operand(node, id, compute, dims));
       operands.push_back(std::move(tensor));
     }
-    return finish(node, virtual_pointwise(mode, operands, dims, Type::FLOAT, compute,
-                                          std::move(attributes)));
+    return finish(
+        node, virtual_pointwise(mode, operands, dims, Type::FLOAT, compute, std::move(attributes)));
   }
 
   // f64 when anything is, i32 among integers, else f32.
@@ -407,10 +410,11 @@ class FusionLowering {
     for (const TensorPtr& factor : {a, b}) {
       const std::int64_t batch = factor->get_dim()[0];
       if (batch != 1 && batch != dims[0]) {
-        return refuse("rank", node,
-                      fmt::format("an operand has {} of {} batches: it broadcasts over only some of "
-                                  "the batch dims, which cuDNN sees as one",
-                                  batch, dims[0]));
+        return refuse(
+            "rank", node,
+            fmt::format("an operand has {} of {} batches: it broadcasts over only some of "
+                        "the batch dims, which cuDNN sees as one",
+                        batch, dims[0]));
       }
     }
     const DType dtype = tensor_of(node.inputs[0]).dtype;
@@ -418,10 +422,10 @@ class FusionLowering {
                          : dtype == DType::f64 || tensor_of(node.inputs[1]).dtype == DType::f64
                              ? Type::DOUBLE
                              : Type::FLOAT;
-    const TensorPtr product =
-        target_.matmul(a, b, fe::graph::Matmul_attributes()
-                                 .set_name(tensor_of(node.outputs[0]).name)
-                                 .set_compute_data_type(compute));
+    const TensorPtr product = target_.matmul(a, b,
+                                             fe::graph::Matmul_attributes()
+                                                 .set_name(tensor_of(node.outputs[0]).name)
+                                                 .set_compute_data_type(compute));
     return finish(node, product);
   }
 
@@ -502,26 +506,66 @@ class FusionLowering {
     Mode mode = Mode::NOT_SET;
     std::string_view missing;
     switch (op.kind) {
-      case UnaryKind::neg: mode = Mode::NEG; break;
-      case UnaryKind::abs: mode = Mode::ABS; break;
-      case UnaryKind::exp: mode = Mode::EXP; break;
-      case UnaryKind::log: mode = Mode::LOG; break;
-      case UnaryKind::log1p: missing = "log(1 + x) would lose accuracy near 0"; break;
-      case UnaryKind::expm1: missing = "exp(x) - 1 would lose accuracy near 0"; break;
-      case UnaryKind::sqrt: mode = Mode::SQRT; break;
-      case UnaryKind::rsqrt: mode = Mode::RSQRT; break;
-      case UnaryKind::reciprocal: mode = Mode::RECIPROCAL; break;
-      case UnaryKind::sin: mode = Mode::SIN; break;
-      case UnaryKind::cos: mode = Mode::COS; break;
-      case UnaryKind::tan: mode = Mode::TAN; break;
-      case UnaryKind::tanh: mode = Mode::TANH_FWD; break;
-      case UnaryKind::erf: mode = Mode::ERF; break;
-      case UnaryKind::ceil: mode = Mode::CEIL; break;
-      case UnaryKind::floor: mode = Mode::FLOOR; break;
-      case UnaryKind::round: missing = "floor and ceil are the nearest it has"; break;
-      case UnaryKind::sign: missing = "two comparisons and selects say the same"; break;
-      case UnaryKind::sigmoid: mode = Mode::SIGMOID_FWD; break;
-      case UnaryKind::relu: mode = Mode::RELU_FWD; break;
+      case UnaryKind::neg:
+        mode = Mode::NEG;
+        break;
+      case UnaryKind::abs:
+        mode = Mode::ABS;
+        break;
+      case UnaryKind::exp:
+        mode = Mode::EXP;
+        break;
+      case UnaryKind::log:
+        mode = Mode::LOG;
+        break;
+      case UnaryKind::log1p:
+        missing = "log(1 + x) would lose accuracy near 0";
+        break;
+      case UnaryKind::expm1:
+        missing = "exp(x) - 1 would lose accuracy near 0";
+        break;
+      case UnaryKind::sqrt:
+        mode = Mode::SQRT;
+        break;
+      case UnaryKind::rsqrt:
+        mode = Mode::RSQRT;
+        break;
+      case UnaryKind::reciprocal:
+        mode = Mode::RECIPROCAL;
+        break;
+      case UnaryKind::sin:
+        mode = Mode::SIN;
+        break;
+      case UnaryKind::cos:
+        mode = Mode::COS;
+        break;
+      case UnaryKind::tan:
+        mode = Mode::TAN;
+        break;
+      case UnaryKind::tanh:
+        mode = Mode::TANH_FWD;
+        break;
+      case UnaryKind::erf:
+        mode = Mode::ERF;
+        break;
+      case UnaryKind::ceil:
+        mode = Mode::CEIL;
+        break;
+      case UnaryKind::floor:
+        mode = Mode::FLOOR;
+        break;
+      case UnaryKind::round:
+        missing = "floor and ceil are the nearest it has";
+        break;
+      case UnaryKind::sign:
+        missing = "two comparisons and selects say the same";
+        break;
+      case UnaryKind::sigmoid:
+        mode = Mode::SIGMOID_FWD;
+        break;
+      case UnaryKind::relu:
+        mode = Mode::RELU_FWD;
+        break;
       case UnaryKind::leaky_relu:
         mode = Mode::RELU_FWD;
         attributes.set_relu_lower_clip_slope(static_cast<float>(op.parameter));
@@ -534,13 +578,19 @@ class FusionLowering {
         mode = Mode::ELU_FWD;
         attributes.set_elu_alpha(static_cast<float>(op.parameter));
         break;
-      case UnaryKind::softplus: mode = Mode::SOFTPLUS_FWD; break;
+      case UnaryKind::softplus:
+        mode = Mode::SOFTPLUS_FWD;
+        break;
       case UnaryKind::silu:
         mode = Mode::SWISH_FWD;
         attributes.set_swish_beta(1.0F);
         break;
-      case UnaryKind::gelu: mode = Mode::GELU_FWD; break;
-      case UnaryKind::gelu_tanh: mode = Mode::GELU_APPROX_TANH_FWD; break;
+      case UnaryKind::gelu:
+        mode = Mode::GELU_FWD;
+        break;
+      case UnaryKind::gelu_tanh:
+        mode = Mode::GELU_APPROX_TANH_FWD;
+        break;
     }
     if (mode == Mode::NOT_SET) {
       return refuse("op_not_in_cudnn", node,
@@ -553,13 +603,27 @@ class FusionLowering {
     using ir::BinaryKind;
     Mode mode = Mode::NOT_SET;
     switch (op.kind) {
-      case BinaryKind::add: mode = Mode::ADD; break;
-      case BinaryKind::sub: mode = Mode::SUB; break;
-      case BinaryKind::mul: mode = Mode::MUL; break;
-      case BinaryKind::div: mode = Mode::DIV; break;
-      case BinaryKind::pow: mode = Mode::POW; break;
-      case BinaryKind::min: mode = Mode::MIN; break;
-      case BinaryKind::max: mode = Mode::MAX; break;
+      case BinaryKind::add:
+        mode = Mode::ADD;
+        break;
+      case BinaryKind::sub:
+        mode = Mode::SUB;
+        break;
+      case BinaryKind::mul:
+        mode = Mode::MUL;
+        break;
+      case BinaryKind::div:
+        mode = Mode::DIV;
+        break;
+      case BinaryKind::pow:
+        mode = Mode::POW;
+        break;
+      case BinaryKind::min:
+        mode = Mode::MIN;
+        break;
+      case BinaryKind::max:
+        mode = Mode::MAX;
+        break;
       case BinaryKind::mod:
         return refuse("op_not_in_cudnn", node,
                       "cuDNN's remainder has the sign of the dividend, mod that of the divisor");
@@ -571,12 +635,24 @@ class FusionLowering {
     using ir::CompareKind;
     Mode mode = Mode::CMP_EQ;
     switch (op.kind) {
-      case CompareKind::eq: mode = Mode::CMP_EQ; break;
-      case CompareKind::ne: mode = Mode::CMP_NEQ; break;
-      case CompareKind::lt: mode = Mode::CMP_LT; break;
-      case CompareKind::le: mode = Mode::CMP_LE; break;
-      case CompareKind::gt: mode = Mode::CMP_GT; break;
-      case CompareKind::ge: mode = Mode::CMP_GE; break;
+      case CompareKind::eq:
+        mode = Mode::CMP_EQ;
+        break;
+      case CompareKind::ne:
+        mode = Mode::CMP_NEQ;
+        break;
+      case CompareKind::lt:
+        mode = Mode::CMP_LT;
+        break;
+      case CompareKind::le:
+        mode = Mode::CMP_LE;
+        break;
+      case CompareKind::gt:
+        mode = Mode::CMP_GT;
+        break;
+      case CompareKind::ge:
+        mode = Mode::CMP_GE;
+        break;
     }
     return finish_boolean(node, mode, compute_type(node));
   }
@@ -650,11 +726,12 @@ class FusionLowering {
     if (known.kind == Value::Kind::memory) {
       const auto layout = change(known.layout);
       if (!layout) {
-        return refuse("view", node,
-                      fmt::format("{} {} with strides {} would have to be copied; cuDNN absorbs only "
-                                  "views that strides express",
-                                  tensor_of(known.source).name, to_string(known.layout.shape),
-                                  to_string(known.layout.strides)));
+        return refuse(
+            "view", node,
+            fmt::format("{} {} with strides {} would have to be copied; cuDNN absorbs only "
+                        "views that strides express",
+                        tensor_of(known.source).name, to_string(known.layout.shape),
+                        to_string(known.layout.strides)));
       }
       Value& result = value(to);
       result = known;
@@ -666,10 +743,11 @@ class FusionLowering {
       if (real != dims) {
         return refuse("view", node, "an output that only repeats an input has nothing to fuse");
       }
-      return finish(node, virtual_pointwise(Mode::IDENTITY, {tensor}, dims, Type::FLOAT,
-                                            Type::FLOAT));
+      return finish(node,
+                    virtual_pointwise(Mode::IDENTITY, {tensor}, dims, Type::FLOAT, Type::FLOAT));
     }
-    // Of a computed value: only what changes nothing in rank 3, or a broadcast that the reader does.
+    // Of a computed value: only what changes nothing in rank 3, or a broadcast that the reader
+    // does.
     const bool same = known.kind == Value::Kind::computed &&
                       known.dims == fold_shape(tensor_of(from).shape) &&
                       fold_shape(tensor_of(from).shape) == fold_shape(tensor_of(to).shape) &&
@@ -698,17 +776,19 @@ class FusionLowering {
         std::int64_t reduced_lead = 0;
         for (const std::int64_t other : op.axes) reduced_lead += other < rank - 2 ? 1 : 0;
         if (reduced_lead != rank - 2) {
-          return refuse("rank", node,
-                        fmt::format("it reduces some of the leading dims of {}, which cuDNN sees as "
-                                    "one batch dim",
-                                    to_string(x.shape)));
+          return refuse(
+              "rank", node,
+              fmt::format("it reduces some of the leading dims of {}, which cuDNN sees as "
+                          "one batch dim",
+                          to_string(x.shape)));
         }
       }
     }
     const Sink* sink = sink_of(node.outputs[0]);
     if (sink == nullptr && !op.keepdims && fold_shape(kept) != fold_shape(y.shape)) {
-      return refuse("reduction", node,
-                    "its result is used by another operation; cuDNN takes reductions only at the exit");
+      return refuse(
+          "reduction", node,
+          "its result is used by another operation; cuDNN takes reductions only at the exit");
     }
     std::optional<Layout> layout;
     if (sink != nullptr) {
@@ -718,13 +798,27 @@ class FusionLowering {
     fe::ReductionMode_t mode = fe::ReductionMode_t::ADD;
     bool absolute = false;
     switch (op.kind) {
-      case ReduceKind::sum: mode = fe::ReductionMode_t::ADD; break;
-      case ReduceKind::max: mode = fe::ReductionMode_t::MAX; break;
-      case ReduceKind::min: mode = fe::ReductionMode_t::MIN; break;
-      case ReduceKind::mean: mode = fe::ReductionMode_t::AVG; break;
-      case ReduceKind::prod: mode = fe::ReductionMode_t::MUL; break;
-      case ReduceKind::amax: mode = fe::ReductionMode_t::AMAX; break;
-      case ReduceKind::norm1: absolute = true; break;
+      case ReduceKind::sum:
+        mode = fe::ReductionMode_t::ADD;
+        break;
+      case ReduceKind::max:
+        mode = fe::ReductionMode_t::MAX;
+        break;
+      case ReduceKind::min:
+        mode = fe::ReductionMode_t::MIN;
+        break;
+      case ReduceKind::mean:
+        mode = fe::ReductionMode_t::AVG;
+        break;
+      case ReduceKind::prod:
+        mode = fe::ReductionMode_t::MUL;
+        break;
+      case ReduceKind::amax:
+        mode = fe::ReductionMode_t::AMAX;
+        break;
+      case ReduceKind::norm1:
+        absolute = true;
+        break;
       case ReduceKind::norm2:
         return refuse("op_not_in_cudnn", node,
                       "cuDNN's fusions have no such reduction, and take nothing (a square root) "
@@ -735,8 +829,9 @@ class FusionLowering {
     LAWSON_TRY(TensorPtr tensor, operand(node, from, compute, whole));
     if (absolute) tensor = virtual_pointwise(Mode::ABS, {tensor}, whole, compute, compute);
     const TensorPtr result = target_.reduction(
-        tensor, fe::graph::Reduction_attributes().set_name(y.name).set_mode(mode).set_compute_data_type(
-                    compute));
+        tensor,
+        fe::graph::Reduction_attributes().set_name(y.name).set_mode(mode).set_compute_data_type(
+            compute));
     LAWSON_CHECK(finish(node, result, layout));
     const Dims3 dims = fold_shape(kept);
     value(node.outputs[0]).dims = dims;

@@ -35,8 +35,7 @@ std::vector<std::byte> pack_plan(const PlanHeader& header, const PlanBytes& plan
                       {"zeros", std::move(zeros)},
                       {"data", Json::binary(plan.data)}};
   const std::vector<std::uint8_t> body = Json::to_cbor(document);
-  const std::string hash =
-      hash_hex({reinterpret_cast<const char*>(body.data()), body.size()});
+  const std::string hash = hash_hex({reinterpret_cast<const char*>(body.data()), body.size()});
   std::vector<std::byte> bytes(kPrefix + body.size());
   std::memcpy(bytes.data(), kMagic.data(), kMagic.size());
   std::memcpy(bytes.data() + kMagic.size(), hash.data(), kHashDigits);

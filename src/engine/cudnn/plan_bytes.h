@@ -1,5 +1,5 @@
-// The engine's part of a plan file: cuDNN's serialised plan and what loading it needs. Reading never
-// trusts a byte: a checksum covers everything before cuDNN sees any of it.
+// The engine's part of a plan file: cuDNN's serialised plan and what loading it needs. Reading
+// never trusts a byte: a checksum covers everything before cuDNN sees any of it.
 #pragma once
 
 #include <cstddef>

@@ -25,9 +25,9 @@ bool has(std::string_view text, std::string_view part) {
 
 std::string_view status_at(std::string_view text, std::size_t begin) {
   std::size_t end = begin;
-  while (end < text.size() && (std::isupper(static_cast<unsigned char>(text[end])) != 0 ||
-                               std::isdigit(static_cast<unsigned char>(text[end])) != 0 ||
-                               text[end] == '_')) {
+  while (end < text.size() &&
+         (std::isupper(static_cast<unsigned char>(text[end])) != 0 ||
+          std::isdigit(static_cast<unsigned char>(text[end])) != 0 || text[end] == '_')) {
     ++end;
   }
   return text.substr(begin, end - begin);
@@ -49,14 +49,14 @@ std::vector<std::string> reported_statuses(std::string_view text) {
 
 bool is_environment(std::string_view status) {
   constexpr std::array<std::string_view, 8> kEnvironment{
-      "NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER",     // 3005
-      "NOT_SUPPORTED_INCOMPATIBLE_CUDART",          // 3006
+      "NOT_SUPPORTED_INCOMPATIBLE_CUDA_DRIVER",      // 3005
+      "NOT_SUPPORTED_INCOMPATIBLE_CUDART",           // 3006
       "NOT_SUPPORTED_RUNTIME_PREREQUISITE_MISSING",  // 3008
-      "NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE",       // 3009
-      "SUBLIBRARY_VERSION_MISMATCH",                // 1002
-      "SUBLIBRARY_LOADING_FAILED",                  // 1008
-      "LICENSE_ERROR",                              // 1005
-      "SERIALIZATION_VERSION_MISMATCH"};            // 1003
+      "NOT_SUPPORTED_SUBLIBRARY_UNAVAILABLE",        // 3009
+      "SUBLIBRARY_VERSION_MISMATCH",                 // 1002
+      "SUBLIBRARY_LOADING_FAILED",                   // 1008
+      "LICENSE_ERROR",                               // 1005
+      "SERIALIZATION_VERSION_MISMATCH"};             // 1003
   return std::find(kEnvironment.begin(), kEnvironment.end(), status) != kEnvironment.end();
 }
 
@@ -201,10 +201,10 @@ class AttentionWording {
                     "strides"};
     }
     if (has(text, "group-query attention")) {
-      return Reason{"kv_heads",
-                    fmt::format("heads = {} is no multiple of kv_heads = {}", facts_.heads,
-                                facts_.kv_heads),
-                    "kv_heads"};
+      return Reason{
+          "kv_heads",
+          fmt::format("heads = {} is no multiple of kv_heads = {}", facts_.heads, facts_.kv_heads),
+          "kv_heads"};
     }
     if (has(text, "Deterministic algorithm is not supported")) {
       return Reason{"deterministic",
@@ -212,11 +212,12 @@ class AttentionWording {
                     "deterministic"};
     }
     if (has(text, "packed BHSD")) {
-      return Reason{"strides",
-                    fmt::format("stats is not contiguous as [batch, heads, seqlen_q]; cuDNN {} reads "
-                                "it so in the backward pass (9.26 takes any strides)",
-                                version_text(cudnn_version_)),
-                    "strides"};
+      return Reason{
+          "strides",
+          fmt::format("stats is not contiguous as [batch, heads, seqlen_q]; cuDNN {} reads "
+                      "it so in the backward pass (9.26 takes any strides)",
+                      version_text(cudnn_version_)),
+          "strides"};
     }
     if (has(text, "cuDNN version") || has(text, "cudnn version") || has(text, "on cuDNN") ||
         has(text, "backend version") || has(text, "requires cuDNN")) {
@@ -236,8 +237,8 @@ class AttentionWording {
     const bool qk = offends(facts_.d_qk);
     const std::int64_t value = qk ? facts_.d_qk : facts_.d_v;
     const std::string field = qk ? "head_dim_qk" : "head_dim_v";
-    const std::string both = fmt::format("head_dim_qk = {}, head_dim_v = {}", facts_.d_qk,
-                                         facts_.d_v);
+    const std::string both =
+        fmt::format("head_dim_qk = {}, head_dim_v = {}", facts_.d_qk, facts_.d_v);
     if (!offends(value)) {  // a rule about the pair
       return {"head_dim", fmt::format("{}: {}", both, text), field};
     }
@@ -273,8 +274,8 @@ std::string reduced_dtypes(const ir::Graph& graph) {
   std::string found;
   std::vector<ir::TensorId> reduced;
   for (const ir::Node& node : graph.nodes) {
-    const bool follows = !node.inputs.empty() && std::find(reduced.begin(), reduced.end(),
-                                                           node.inputs[0]) != reduced.end();
+    const bool follows = !node.inputs.empty() &&
+                         std::find(reduced.begin(), reduced.end(), node.inputs[0]) != reduced.end();
     if (!std::holds_alternative<ir::Reduce>(node.op) && !follows) continue;
     reduced.push_back(node.outputs[0]);
     const ir::Tensor& result = graph.tensor(node.outputs[0]);
@@ -316,11 +317,12 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
   const auto facts = attention_facts(graph);
   if (facts && facts->backward && facts->rule->softcap > 0 &&
       facts->node->outputs[ir::AttentionBackward::dbias] != ir::kNone) {
-    reasons.push_back({"softcap",
-                       fmt::format("softcap = {} together with bias_grad = true: cuDNN's backward pass "
-                                   "with a modified score has no gradient of the bias",
-                                   facts->rule->softcap),
-                       "bias_grad"});
+    reasons.push_back(
+        {"softcap",
+         fmt::format("softcap = {} together with bias_grad = true: cuDNN's backward pass "
+                     "with a modified score has no gradient of the bias",
+                     facts->rule->softcap),
+         "bias_grad"});
   }
   // cuBLASLt's engine takes plain products only; what it misses says least about a fusion.
   std::stable_partition(order.begin(), order.end(),
@@ -369,10 +371,9 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
 
 Reason build_reason(const StageError& failure, const std::string& subject, const ir::Graph& graph,
                     const Device& device) {
-  const auto products = std::count_if(graph.nodes.begin(), graph.nodes.end(),
-                                      [](const ir::Node& node) {
-                                        return std::holds_alternative<ir::Matmul>(node.op);
-                                      });
+  const auto products = std::count_if(
+      graph.nodes.begin(), graph.nodes.end(),
+      [](const ir::Node& node) { return std::holds_alternative<ir::Matmul>(node.op); });
   const std::string count =
       products > 1 ? fmt::format(" with {} matmuls", products) : std::string{};
   if (!has(failure.text, "COMPILATION_FAILED")) {
@@ -394,11 +395,12 @@ Reason build_reason(const StageError& failure, const std::string& subject, const
 std::optional<Reason> workspace_reason(const std::string& text) {
   const auto required = number_after(text, "Skipping plan since workspace violation. Requires");
   if (!required) return std::nullopt;
-  return Reason{"workspace",
-                fmt::format("every plan needs more workspace than allowed; the last one asked for {} "
-                            "bytes",
-                            *required),
-                "workspace_limit"};
+  return Reason{
+      "workspace",
+      fmt::format("every plan needs more workspace than allowed; the last one asked for {} "
+                  "bytes",
+                  *required),
+      "workspace_limit"};
 }
 
 }  // namespace
@@ -425,7 +427,8 @@ std::vector<EngineRefusal> parse_refusals(const std::string& text) {
     }
     const std::size_t warning = line.find(kStatus);
     // The first line of a block is the innermost, most telling one.
-    if (warning == std::string::npos || refusals.empty() || !refusals.back().status.empty()) continue;
+    if (warning == std::string::npos || refusals.empty() || !refusals.back().status.empty())
+      continue;
     refusals.back().status = status_at(line, warning + kStatus.size());
     constexpr std::string_view kReason = "Reason: ";
     const std::size_t reason = line.find(kReason);
@@ -472,8 +475,8 @@ Fault classify(const StageError& failure, bool deviceless) {
   return Fault::broken;
 }
 
-std::vector<Reason> explain(const StageError& failure, const ir::Graph& graph,
-                            const Device& device, int cudnn_version) {
+std::vector<Reason> explain(const StageError& failure, const ir::Graph& graph, const Device& device,
+                            int cudnn_version) {
   if (const auto workspace = workspace_reason(failure.text)) return {*workspace};
   const std::string subject = subject_of(graph);
   std::vector<Reason> reasons;
@@ -495,21 +498,22 @@ std::vector<Reason> explain(const StageError& failure, const ir::Graph& graph,
     for (const ir::Node& node : graph.nodes) {
       if (!std::holds_alternative<ir::Reduce>(node.op)) continue;
       const ir::Tensor& x = graph.tensor(node.inputs[0]);
-      reasons.push_back({"reduction",
-                         fmt::format("{}: cuDNN {} has no op '{}' of {}{}", subject,
-                                     version_text(cudnn_version), ir::op_name(node.op),
-                                     to_string(x.dtype), to_string(x.shape)),
-                         graph.tensor(node.outputs[0]).name});
+      reasons.push_back(
+          {"reduction",
+           fmt::format("{}: cuDNN {} has no op '{}' of {}{}", subject, version_text(cudnn_version),
+                       ir::op_name(node.op), to_string(x.dtype), to_string(x.shape)),
+           graph.tensor(node.outputs[0]).name});
     }
   }
   if (reasons.empty()) {
     const std::string text = first_line(failure.text);
-    reasons.push_back({failure.code == "GRAPH_NOT_SUPPORTED" ? "graph_not_supported" : "no_engine",
-                       fmt::format("{}: cuDNN {} has no engine for it on {} (compute capability {}){}",
-                                   subject, version_text(cudnn_version), device.name,
-                                   compute_capability_text(device.compute_capability),
-                                   text.empty() ? "; it gave no reason" : ": " + text),
-                       ""});
+    reasons.push_back(
+        {failure.code == "GRAPH_NOT_SUPPORTED" ? "graph_not_supported" : "no_engine",
+         fmt::format("{}: cuDNN {} has no engine for it on {} (compute capability {}){}", subject,
+                     version_text(cudnn_version), device.name,
+                     compute_capability_text(device.compute_capability),
+                     text.empty() ? "; it gave no reason" : ": " + text),
+         ""});
   }
   if (reasons.size() > kMaxReasons) reasons.resize(kMaxReasons);
   return reasons;
@@ -523,11 +527,12 @@ std::vector<Reason> explain_undecided(const StageError& failure, const ir::Graph
     if (!needs_device(refusal)) {
       rest.push_back(std::move(refusal));
     } else if (reasons.empty()) {
-      reasons.push_back({"needs_live_device",
-                         fmt::format("{}: cuDNN's engine {} (cuBLASLt) is the only one left, and it "
-                                     "can answer only on a live {}",
-                                     subject_of(graph), refusal.engine, device.title),
-                         "target"});
+      reasons.push_back(
+          {"needs_live_device",
+           fmt::format("{}: cuDNN's engine {} (cuBLASLt) is the only one left, and it "
+                       "can answer only on a live {}",
+                       subject_of(graph), refusal.engine, device.title),
+           "target"});
     }
   }
   for (Reason& reason : reasons_of_engines(rest, subject_of(graph), graph, device)) {
@@ -553,8 +558,10 @@ Error to_error(const StageError& failure, Fault fault, const Device& device) {
                    "{}: NVRTC compiles nothing for this target, not even a plain matmul; its parts "
                    "(libnvrtc-builtins) may be missing or mismatch: {}",
                    where, text);
-    case Fault::caller: return error(ErrorKind::invalid_argument, "{}: {}", where, text);
-    case Fault::out_of_memory: return error(ErrorKind::out_of_memory, "{}: {}", where, text);
+    case Fault::caller:
+      return error(ErrorKind::invalid_argument, "{}: {}", where, text);
+    case Fault::out_of_memory:
+      return error(ErrorKind::out_of_memory, "{}: {}", where, text);
     default:
       return error(failure.code == "CUDA_API_FAILED" ? ErrorKind::cuda : ErrorKind::cudnn,
                    "{} failed ({}): {}", where, failure.code, text);

@@ -25,7 +25,7 @@ enum class Fault {
   caller,          // the request is wrong
   environment,     // libraries missing or mismatching
   out_of_memory,
-  broken,          // cuDNN, CUDA or we
+  broken,  // cuDNN, CUDA or we
 };
 
 // `deviceless`: judged for a target, without a device.
@@ -41,8 +41,8 @@ struct EngineRefusal {
 std::vector<EngineRefusal> parse_refusals(const std::string& text);
 
 // At least one reason; each names attribute, value and limit as far as cuDNN tells.
-std::vector<Reason> explain(const StageError& failure, const ir::Graph& graph,
-                            const Device& device, int cudnn_version);
+std::vector<Reason> explain(const StageError& failure, const ir::Graph& graph, const Device& device,
+                            int cudnn_version);
 
 // Why the engines that cannot be asked without a device are left: for Decision::undecided.
 std::vector<Reason> explain_undecided(const StageError& failure, const ir::Graph& graph,

@@ -8,8 +8,8 @@ namespace lawson::cudnn {
 namespace {
 
 ir::Graph attention(Json changes, const std::string& pass = "backward") {
-  Json spec{{"lawson", 1},    {"kind", "attention"}, {"pass", pass},       {"dtype", "bf16"},
-            {"batch", 1},     {"heads", 2},          {"seqlen_q", 320},    {"head_dim_qk", 64},
+  Json spec{{"lawson", 1},    {"kind", "attention"}, {"pass", pass},    {"dtype", "bf16"},
+            {"batch", 1},     {"heads", 2},          {"seqlen_q", 320}, {"head_dim_qk", 64},
             {"mask", "none"}, {"name", "case"}};
   if (!changes.is_null()) spec.update(changes);
   auto read = front::attention_from_json(spec, "test");
@@ -54,8 +54,8 @@ TEST(Defects, BarredVersions) {
   const ir::Graph window = attention({{"window", {128, -1}}, {"seqlen_q", 2048}}, "forward");
   EXPECT_EQ(defect_of(window, 900, 91400), "window-9.14.0");
   EXPECT_EQ(defect_of(window, 900, 91401), "");
-  EXPECT_EQ(defect_of(attention({{"window", {128, -1}}, {"seqlen_q", 1024}}, "forward"), 900, 91400),
-            "");
+  EXPECT_EQ(
+      defect_of(attention({{"window", {128, -1}}, {"seqlen_q", 1024}}, "forward"), 900, 91400), "");
 }
 
 }  // namespace

@@ -42,9 +42,9 @@ ir::Graph graph_of(const Json& spec) {
 }
 
 ir::Graph attention(const Json& changes) {
-  Json spec{{"lawson", 1}, {"kind", "attention"}, {"name", "case"},   {"dtype", "bf16"},
-            {"batch", 2},  {"heads", 8},          {"seqlen_q", 256},  {"head_dim_qk", 64},
-            {"mask", "none"}};
+  Json spec{{"lawson", 1},     {"kind", "attention"}, {"name", "case"},
+            {"dtype", "bf16"}, {"batch", 2},          {"heads", 8},
+            {"seqlen_q", 256}, {"head_dim_qk", 64},   {"mask", "none"}};
   if (!changes.is_null()) spec.update(changes);
   auto read = front::attention_from_json(spec, "test");
   EXPECT_TRUE(read.ok()) << (read.ok() ? "" : read.error().message);
@@ -86,16 +86,16 @@ ir::Graph product(const char* left, const char* right, std::int64_t m = 64, std:
 }
 
 ir::Graph product_of_product() {
-  return graph_of({{"lawson", 1},
-                   {"kind", "graph"},
-                   {"name", "chain"},
-                   {"inputs",
-                    {input("x", "bf16", {64, 64}), input("y", "bf16", {64, 64}),
-                     input("z", "bf16", {64, 64})}},
-                   {"ops",
-                    {{{"op", "matmul"}, {"in", {"x", "y"}}, {"out", "p"}},
-                     {{"op", "matmul"}, {"in", {"p", "z"}}, {"out", "q"}}}},
-                   {"outputs", {"q"}}});
+  return graph_of(
+      {{"lawson", 1},
+       {"kind", "graph"},
+       {"name", "chain"},
+       {"inputs",
+        {input("x", "bf16", {64, 64}), input("y", "bf16", {64, 64}), input("z", "bf16", {64, 64})}},
+       {"ops",
+        {{{"op", "matmul"}, {"in", {"x", "y"}}, {"out", "p"}},
+         {{"op", "matmul"}, {"in", {"p", "z"}}, {"out", "q"}}}},
+       {"outputs", {"q"}}});
 }
 
 std::string text(const std::vector<Reason>& reasons) {
@@ -144,8 +144,8 @@ void expect(const Row& row) {
   };
   each(row.yes, [&](const std::string& name) {
     const Verdict verdict = probe(row.graph, name);
-    EXPECT_EQ(verdict.decision, Decision::supported)
-        << row.name << " on " << name << "\n" << text(verdict.reasons);
+    EXPECT_EQ(verdict.decision, Decision::supported) << row.name << " on " << name << "\n"
+                                                     << text(verdict.reasons);
   });
   each(row.no, [&](const std::string& name) {
     const Verdict verdict = probe(row.graph, name);
@@ -170,33 +170,40 @@ TEST(Deviceless, VerdictsOfAttention) {
            {"forward", attention({}), all, old, cc},
            {"causal, stats", attention({{"mask", "causal"}, {"return_stats", true}}), all, old, cc},
            {"grouped heads", attention({{"kv_heads", 2}, {"mask", "causal"}}), all, old, cc},
-           {"bottom right", attention({{"mask", "causal_bottom_right"}, {"seqlen_q", 128},
-                                       {"seqlen_kv", 256}}), all, old, cc},
+           {"bottom right",
+            attention({{"mask", "causal_bottom_right"}, {"seqlen_q", 128}, {"seqlen_kv", 256}}),
+            all, old, cc},
            {"padding", attention({{"mask", "padding"}}), all, old, cc},
            {"padding, causal", attention({{"mask", "padding_causal"}}), all, old, cc},
            {"window", attention({{"mask", "causal"}, {"window", {64, 0}}}), all, old, cc},
            {"window, both sides", attention({{"window", {64, 32}}}), all, old, cc},
            {"d_v", attention({{"head_dim_qk", 192}, {"head_dim_v", 128}, {"mask", "causal"}}), all,
             old, cc},
-           {"latent decoding", attention({{"heads", 16}, {"kv_heads", 1}, {"seqlen_q", 1},
-                                          {"seqlen_kv", 256}, {"head_dim_qk", 576},
-                                          {"head_dim_v", 512}}), all, old, cc},
+           {"latent decoding",
+            attention({{"heads", 16},
+                       {"kv_heads", 1},
+                       {"seqlen_q", 1},
+                       {"seqlen_kv", 256},
+                       {"head_dim_qk", 576},
+                       {"head_dim_v", 512}}),
+            all, old, cc},
            {"bias", attention({{"bias", "post_scale"}}), all, old, cc},
            {"sink", attention({{"softmax", "learnable"}, {"mask", "causal"}}), all, old, cc},
            {"off by one", attention({{"softmax", "off_by_one"}, {"mask", "causal"}}), all, old, cc},
            {"softcap", attention({{"softcap", 50.0}, {"mask", "causal"}}), all, old, cc},
-           {"softcap, window", attention({{"softcap", 50.0}, {"mask", "causal"},
-                                          {"window", {64, 0}}}), all, old, cc},
+           {"softcap, window",
+            attention({{"softcap", 50.0}, {"mask", "causal"}, {"window", {64, 0}}}), all, old, cc},
            {"alibi", attention({{"bias", "alibi"}, {"mask", "causal"}}), all, old, cc},
            {"alibi, not causal", attention({{"bias", "alibi"}}), "", "a100 h200 b200", "alibi"},
            {"d = 100", attention({{"head_dim_qk", 100}}), "", "a100 h200 b200 v100", "head_dim"},
-           {"one query and a sink", attention({{"seqlen_q", 1}, {"seqlen_kv", 256},
-                                               {"softmax", "learnable"}}), "", "a100 h200 b200",
-            "softmax"},
+           {"one query and a sink",
+            attention({{"seqlen_q", 1}, {"seqlen_kv", 256}, {"softmax", "learnable"}}), "",
+            "a100 h200 b200", "softmax"},
            {"backward", backward({}), all, old, cc},
            {"backward, causal", backward({{"mask", "causal"}, {"kv_heads", 2}}), all, old, cc},
-           {"backward, d_v", backward({{"head_dim_qk", 192}, {"head_dim_v", 128},
-                                       {"mask", "causal"}}), "h200 b200", "a100 l40s", "head_dim"},
+           {"backward, d_v",
+            backward({{"head_dim_qk", 192}, {"head_dim_v", 128}, {"mask", "causal"}}), "h200 b200",
+            "a100 l40s", "head_dim"},
            {"backward, d = 256", backward({{"head_dim_qk", 256}}), "h200", "a100 b200", "head_dim"},
            {"backward, sink", backward({{"softmax", "learnable"}, {"mask", "causal"}}), all, old,
             cc},
@@ -211,11 +218,11 @@ TEST(Deviceless, VerdictsOfAttention) {
 TEST(Deviceless, VerdictsOfFusions) {
   const std::string all = "a100 a10 l40s rtx4090 h100-sxm h100-pcie h200 b200 gb300 rtx5090";
   expect({"seed", seed(), all, "v100 t4", "compute_capability"});
-  expect({"gelu", product("bf16", "bf16", 512, 512, 512, "gelu"), all, "v100",
-          "compute_capability"});
+  expect(
+      {"gelu", product("bf16", "bf16", 512, 512, 512, "gelu"), all, "v100", "compute_capability"});
   expect({"i8 x i8", product("i8", "i8"), all, "v100", "compute_capability"});
-  expect({"log1p", product("bf16", "bf16", 64, 64, 64, "log1p"), "", "h200 v100",
-          "op_not_in_cudnn"});
+  expect(
+      {"log1p", product("bf16", "bf16", 64, 64, 64, "log1p"), "", "h200 v100", "op_not_in_cudnn"});
 }
 
 TEST(Deviceless, OldGpusNameTheCapabilityNeeded) {
@@ -437,8 +444,7 @@ TEST(Deviceless, ForeignAndDamagedPlansAreErrors) {
 TEST(Deviceless, CancelledCompileSaysSo) {
   std::stop_source source;
   source.request_stop();
-  const auto plan =
-      engine().compile(seed(), target("h200"), {}, std::nullopt, source.get_token());
+  const auto plan = engine().compile(seed(), target("h200"), {}, std::nullopt, source.get_token());
   ASSERT_FALSE(plan.ok());
   EXPECT_EQ(plan.error().kind, ErrorKind::cancelled);
 }
@@ -468,7 +474,8 @@ TEST(Deviceless, MissingCudnnIsNeverAVerdict) {
 double milliseconds_of(const std::function<void()>& work) {
   const auto begin = std::chrono::steady_clock::now();
   work();
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin).count();
+  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - begin)
+      .count();
 }
 
 TEST(Deviceless, WarmProbesAreFastAndSmall) {

@@ -17,7 +17,9 @@ std::int64_t offset_at(const Layout& layout, std::int64_t flat) {
   return offset;
 }
 
-Layout packed(const Dims& shape) { return {shape, contiguous_strides(shape), 0}; }
+Layout packed(const Dims& shape) {
+  return {shape, contiguous_strides(shape), 0};
+}
 
 TEST(Fold, ReshapeKeepsEveryElement) {
   std::mt19937 random{7};

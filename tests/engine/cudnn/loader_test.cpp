@@ -60,8 +60,8 @@ std::string load_with(const std::string& cudnn, const std::string& nvrtc = "") {
 }
 
 TEST(Loader, OverrideIsAFileOrAFolder) {
-  const std::string expected = kA + "/libcudnn.so.9 9.19.0 LAWSON_CUDNN; " + kA +
-                               "/libnvrtc.so.13 13.0 beside cuDNN";
+  const std::string expected =
+      kA + "/libcudnn.so.9 9.19.0 LAWSON_CUDNN; " + kA + "/libnvrtc.so.13 13.0 beside cuDNN";
   EXPECT_EQ(load_with(kA), expected);
   EXPECT_EQ(load_with(kA + "/libcudnn.so.9"), expected);
 }
@@ -141,10 +141,9 @@ TEST(Loader, FindsThePackagesOfTheVirtualEnvironment) {
     setenv("VIRTUAL_ENV", environment.c_str(), 1);
     return load();
   });
-  EXPECT_EQ(said, (packages / "cudnn" / "lib" / "libcudnn.so.9").string() +
-                      " 9.19.0 $VIRTUAL_ENV; " +
-                      (packages / "cu13" / "lib" / "libnvrtc.so.13").string() +
-                      " 13.0 beside cuDNN");
+  EXPECT_EQ(said,
+            (packages / "cudnn" / "lib" / "libcudnn.so.9").string() + " 9.19.0 $VIRTUAL_ENV; " +
+                (packages / "cu13" / "lib" / "libnvrtc.so.13").string() + " 13.0 beside cuDNN");
 }
 
 TEST(Loader, AFailureIsNotRemembered) {

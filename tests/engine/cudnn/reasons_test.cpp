@@ -12,7 +12,8 @@ namespace {
 const std::string kArchMismatch =
     "No valid engine configs for ___\n"
     R"({"engineId":0,"smVersion":750,"knobChoices":{"CUDNN_KNOB_TYPE_KERNEL_CFG":-1}})"
-    "\nWarning: CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN; Reason: Live entrance node to be processed "
+    "\nWarning: CUDNN_STATUS_NOT_SUPPORTED_GRAPH_PATTERN; Reason: Live entrance node to be "
+    "processed "
     "not found in live_entrance_nodes set at: live_entrance_nodes.count(removed_node) == 0\n"
     "Warning: CUDNN_STATUS_NOT_SUPPORTED; Reason: (CUDNN_STATUS_NOT_INITIALIZED == status) || "
     "(CUDNN_STATUS_NOT_SUPPORTED == ((status) / 1000 * 1000))\n\n"
@@ -124,8 +125,7 @@ TEST(Reasons, Categories) {
       {"create_handle", "HANDLE_ERROR", "", false, Fault::broken},
       {"build_plan", "NVRTC_COMPILATION_FAILED", "", true, Fault::broken},
       {"lower", "EXCEPTION", "an exception of an unknown type", true, Fault::broken},
-      {"lower", "EXCEPTION", "Unable to dlopen libcuda.so.1 : not found", true,
-       Fault::environment},
+      {"lower", "EXCEPTION", "Unable to dlopen libcuda.so.1 : not found", true, Fault::environment},
   };
   for (const Row& row : rows) {
     EXPECT_EQ(classify({row.stage, row.code, row.text}, row.deviceless), row.fault)
@@ -177,29 +177,61 @@ TEST(Reasons, AttentionNamesAttributeValueAndLimit) {
     std::vector<std::string> parts;
   };
   const std::vector<Row> rows{
-      {{{"head_dim_qk", 100}}, 900, "hidden_dim should be multiple of 8", "head_dim", "head_dim_qk",
+      {{{"head_dim_qk", 100}},
+       900,
+       "hidden_dim should be multiple of 8",
+       "head_dim",
+       "head_dim_qk",
        {"head_dim_qk = 100", "multiple of 8"}},
-      {{{"head_dim_v", 36}}, 900, "hidden_dim should be multiple of 8", "head_dim", "head_dim_v",
+      {{{"head_dim_v", 36}},
+       900,
+       "hidden_dim should be multiple of 8",
+       "head_dim",
+       "head_dim_v",
        {"head_dim_v = 36", "multiple of 8"}},
-      {{{"pass", "backward"}, {"head_dim_qk", 512}}, 900,
+      {{{"pass", "backward"}, {"head_dim_qk", 512}},
+       900,
        "Num hidden_dim should be less than or equal to 256 and hidden_dim should be multiple of 8",
-       "head_dim", "head_dim_qk", {"head_dim_qk = 512", "at most 256", "9.0", "backward"}},
-      {{{"pass", "backward"}, {"head_dim_qk", 192}, {"head_dim_v", 64}}, 1000,
-       "Num hidden_dim d_v should be equal to 128 if d_qk is 192", "head_dim", "head_dim_v",
+       "head_dim",
+       "head_dim_qk",
+       {"head_dim_qk = 512", "at most 256", "9.0", "backward"}},
+      {{{"pass", "backward"}, {"head_dim_qk", 192}, {"head_dim_v", 64}},
+       1000,
+       "Num hidden_dim d_v should be equal to 128 if d_qk is 192",
+       "head_dim",
+       "head_dim_v",
        {"head_dim_qk = 192", "head_dim_v = 64", "128"}},
-      {{}, 700, "SDPA FP16/BF16 requires SM80 (Ampere) or newer architecture", "compute_capability",
-       "target", {"7.0", "8.0"}},
-      {{{"seqlen_q", 256}, {"seqlen_kv", 128}, {"mask", "causal_bottom_right"}}, 900,
-       "Bottom right causal mask does not support max_s_q > max_s_kv. Please virtually slice", "mask",
-       "mask", {"seqlen_q = 256", "seqlen_kv = 128"}},
-      {{{"bias", "alibi"}}, 900,
-       "When alibi mask is used, diagonal_band_right_bound needs to be set to 0.", "alibi", "mask",
+      {{},
+       700,
+       "SDPA FP16/BF16 requires SM80 (Ampere) or newer architecture",
+       "compute_capability",
+       "target",
+       {"7.0", "8.0"}},
+      {{{"seqlen_q", 256}, {"seqlen_kv", 128}, {"mask", "causal_bottom_right"}},
+       900,
+       "Bottom right causal mask does not support max_s_q > max_s_kv. Please virtually slice",
+       "mask",
+       "mask",
+       {"seqlen_q = 256", "seqlen_kv = 128"}},
+      {{{"bias", "alibi"}},
+       900,
+       "When alibi mask is used, diagonal_band_right_bound needs to be set to 0.",
+       "alibi",
+       "mask",
        {"unbounded", "right bound 0"}},
-      {{{"seqlen_q", 1}, {"seqlen_kv", 128}, {"softmax", "learnable"}}, 900,
-       "decode only mode, i.e. s_q == 1, not supported with sink_token", "softmax", "softmax",
+      {{{"seqlen_q", 1}, {"seqlen_kv", 128}, {"softmax", "learnable"}},
+       900,
+       "decode only mode, i.e. s_q == 1, not supported with sink_token",
+       "softmax",
+       "softmax",
        {"seqlen_q = 1", "learnable"}},
-      {{}, 900, "Q: stride 100 of dimension 2 is 200 bytes, not a multiple of the tensor's 16-byte "
-       "alignment", "strides", "strides", {"16"}},
+      {{},
+       900,
+       "Q: stride 100 of dimension 2 is 200 bytes, not a multiple of the tensor's 16-byte "
+       "alignment",
+       "strides",
+       "strides",
+       {"16"}},
   };
   for (const Row& row : rows) {
     const StageError failure{"validate", "GRAPH_NOT_SUPPORTED", row.text};

@@ -12,7 +12,9 @@ enum { SUCCESS = 0, NOT_INITIALIZED = 1 };  // cublasStatus_t
 typedef struct Opaque* Handle;
 static char handle_target;
 
-EXPORT size_t cublasLtGetVersion(void) { return 130000; }
+EXPORT size_t cublasLtGetVersion(void) {
+  return 130000;
+}
 
 EXPORT int cublasLtGetProperty(int property, int* value) {
   *value = property == 0 ? 13 : 0;  // major, minor, patch
@@ -24,17 +26,19 @@ EXPORT int cublasLtCreate(Handle* handle) {
   return NOT_INITIALIZED;
 }
 
-#define GIVES_HANDLE(name)                       \
-  EXPORT int name(Handle* handle) {              \
-    *handle = (Handle)(void*)&handle_target;     \
-    return SUCCESS;                              \
+#define GIVES_HANDLE(name)                   \
+  EXPORT int name(Handle* handle) {          \
+    *handle = (Handle)(void*)&handle_target; \
+    return SUCCESS;                          \
   }
 GIVES_HANDLE(cublasLtMatmulDescCreate)
 GIVES_HANDLE(cublasLtMatrixLayoutCreate)
 GIVES_HANDLE(cublasLtMatmulPreferenceCreate)
 
-#define SUCCEEDS(name) \
-  EXPORT int name(void) { return SUCCESS; }
+#define SUCCEEDS(name)    \
+  EXPORT int name(void) { \
+    return SUCCESS;       \
+  }
 SUCCEEDS(cublasLtDestroy)
 SUCCEEDS(cublasLtMatmulDescDestroy)
 SUCCEEDS(cublasLtMatmulDescSetAttribute)
@@ -43,8 +47,10 @@ SUCCEEDS(cublasLtMatrixLayoutSetAttribute)
 SUCCEEDS(cublasLtMatmulPreferenceDestroy)
 SUCCEEDS(cublasLtMatmulPreferenceSetAttribute)
 
-#define FAILS(name) \
-  EXPORT int name(void) { return NOT_INITIALIZED; }
+#define FAILS(name)         \
+  EXPORT int name(void) {   \
+    return NOT_INITIALIZED; \
+  }
 FAILS(cublasLtMatmulAlgoGetHeuristic)
 FAILS(cublasLtMatmulAlgoGetIds)
 FAILS(cublasLtMatmulAlgoInit)

@@ -1,8 +1,8 @@
 // A CUDA driver library without a device. A worker process opens it by absolute path before cuDNN,
-// so that "libcuda.so.1", which cuDNN, NVRTC and the CUDA runtime ask for by that name, is this one:
-// heuristics and kernel compilation then work on a machine without a GPU. It answers "no device" to
-// everything; only what cuDNN does to a compiled image while it builds a plan succeeds, with dummy
-// handles. It must never enter a process that has a real driver or runs kernels.
+// so that "libcuda.so.1", which cuDNN, NVRTC and the CUDA runtime ask for by that name, is this
+// one: heuristics and kernel compilation then work on a machine without a GPU. It answers "no
+// device" to everything; only what cuDNN does to a compiled image while it builds a plan succeeds,
+// with dummy handles. It must never enter a process that has a real driver or runs kernels.
 //
 // cuDNN looks its names up with dlsym and gives up ("cannot load libcuda") when one is missing; the
 // CUDA runtime inside cuDNN asks cuGetProcAddress, which knows every name.
@@ -46,8 +46,10 @@ EXPORT int cuGetErrorString(int error, const char** text) {
   return SUCCESS;
 }
 
-#define GIVES_HANDLE(name) \
-  EXPORT int name(Handle* handle) { return give_handle(handle); }
+#define GIVES_HANDLE(name)          \
+  EXPORT int name(Handle* handle) { \
+    return give_handle(handle);     \
+  }
 GIVES_HANDLE(cuLibraryLoadData)
 GIVES_HANDLE(cuLibraryLoadFromFile)
 GIVES_HANDLE(cuLibraryGetKernel)
@@ -57,24 +59,26 @@ GIVES_HANDLE(cuModuleLoadData)
 GIVES_HANDLE(cuModuleLoadDataEx)
 GIVES_HANDLE(cuModuleGetFunction)
 
-#define GIVES_ZERO(name)       \
+#define GIVES_ZERO(name)        \
   EXPORT int name(int* value) { \
-    *value = 0;                \
-    return SUCCESS;            \
+    *value = 0;                 \
+    return SUCCESS;             \
   }
 GIVES_ZERO(cuKernelGetAttribute)
 GIVES_ZERO(cuFuncGetAttribute)
 
-#define GIVES_GLOBAL(name)                           \
-  EXPORT int name(Handle* address, size_t* size) {   \
-    if (size) *size = 0;                             \
-    return give_handle(address);                     \
+#define GIVES_GLOBAL(name)                         \
+  EXPORT int name(Handle* address, size_t* size) { \
+    if (size) *size = 0;                           \
+    return give_handle(address);                   \
   }
 GIVES_GLOBAL(cuLibraryGetGlobal)
 GIVES_GLOBAL(cuModuleGetGlobal_v2)
 
-#define SUCCEEDS(name) \
-  EXPORT int name(void) { return SUCCESS; }
+#define SUCCEEDS(name)    \
+  EXPORT int name(void) { \
+    return SUCCESS;       \
+  }
 SUCCEEDS(cuKernelSetAttribute)
 SUCCEEDS(cuKernelSetCacheConfig)
 SUCCEEDS(cuFuncSetAttribute)
@@ -84,7 +88,9 @@ SUCCEEDS(cuModuleUnload)
 
 // Names that cuDNN and NVRTC look up and that have no answer without a device.
 #define HAS_NO_DEVICE(name) \
-  EXPORT int name(void) { return NO_DEVICE; }
+  EXPORT int name(void) {   \
+    return NO_DEVICE;       \
+  }
 HAS_NO_DEVICE(cuInit)
 HAS_NO_DEVICE(cuGetExportTable)
 HAS_NO_DEVICE(cuDeviceGet)
@@ -118,7 +124,9 @@ HAS_NO_DEVICE(cuTensorMapEncodeTiled)
 HAS_NO_DEVICE(cuTensorMapEncodeIm2col)
 HAS_NO_DEVICE(cuPointerGetAttribute)
 
-static int no_device(void) { return NO_DEVICE; }
+static int no_device(void) {
+  return NO_DEVICE;
+}
 
 EXPORT int cuGetProcAddress(const char* name, void** function, int version, uint64_t flags);
 EXPORT int cuGetProcAddress_v2(const char* name, void** function, int version, uint64_t flags,
@@ -130,14 +138,17 @@ static Entry entry_of(const char* name, int version) {
     Entry entry;
   } entries[] = {
 #define ENTRY(name) {#name, (Entry)name}
-      ENTRY(cuDriverGetVersion),     ENTRY(cuDeviceGetCount),       ENTRY(cuGetErrorName),
-      ENTRY(cuGetErrorString),       ENTRY(cuLibraryLoadData),      ENTRY(cuLibraryLoadFromFile),
-      ENTRY(cuLibraryGetKernel),     ENTRY(cuLibraryGetModule),     ENTRY(cuKernelGetFunction),
-      ENTRY(cuModuleLoadData),       ENTRY(cuModuleLoadDataEx),     ENTRY(cuModuleGetFunction),
-      ENTRY(cuKernelGetAttribute),   ENTRY(cuFuncGetAttribute),     ENTRY(cuLibraryGetGlobal),
-      {"cuModuleGetGlobal", (Entry)cuModuleGetGlobal_v2},           ENTRY(cuKernelSetAttribute),
-      ENTRY(cuKernelSetCacheConfig), ENTRY(cuFuncSetAttribute),     ENTRY(cuFuncSetCacheConfig),
-      ENTRY(cuLibraryUnload),        ENTRY(cuModuleUnload),
+      ENTRY(cuDriverGetVersion),   ENTRY(cuDeviceGetCount),
+      ENTRY(cuGetErrorName),       ENTRY(cuGetErrorString),
+      ENTRY(cuLibraryLoadData),    ENTRY(cuLibraryLoadFromFile),
+      ENTRY(cuLibraryGetKernel),   ENTRY(cuLibraryGetModule),
+      ENTRY(cuKernelGetFunction),  ENTRY(cuModuleLoadData),
+      ENTRY(cuModuleLoadDataEx),   ENTRY(cuModuleGetFunction),
+      ENTRY(cuKernelGetAttribute), ENTRY(cuFuncGetAttribute),
+      ENTRY(cuLibraryGetGlobal),   {"cuModuleGetGlobal", (Entry)cuModuleGetGlobal_v2},
+      ENTRY(cuKernelSetAttribute), ENTRY(cuKernelSetCacheConfig),
+      ENTRY(cuFuncSetAttribute),   ENTRY(cuFuncSetCacheConfig),
+      ENTRY(cuLibraryUnload),      ENTRY(cuModuleUnload),
 #undef ENTRY
   };
   if (strcmp(name, "cuGetProcAddress") == 0) {
