@@ -9,16 +9,19 @@ namespace {
 
 // Properties that do not bind a compiled plan (DESIGN: keys).
 constexpr std::array<std::string_view, 9> kUnbinding{
-    "pciDeviceId", "cudaDeviceId", "smClockRateKHz", "memClockRateKHz",
-    "driverVer",   "deviceName",   "totalGlobalMem", "isTccDriver",    "memoryBusWidth"};
+    "pciDeviceId", "cudaDeviceId",   "smClockRateKHz", "memClockRateKHz", "driverVer",
+    "deviceName",  "totalGlobalMem", "isTccDriver",    "memoryBusWidth"};
 
 }  // namespace
 
 std::string_view to_string(Evidence evidence) {
   switch (evidence) {
-    case Evidence::live: return "live";
-    case Evidence::deviceless_measured_target: return "deviceless-measured-target";
-    case Evidence::deviceless_published_target: return "deviceless-published-target";
+    case Evidence::live:
+      return "live";
+    case Evidence::deviceless_measured_target:
+      return "deviceless-measured-target";
+    case Evidence::deviceless_published_target:
+      return "deviceless-published-target";
   }
   return "live";
 }
@@ -70,7 +73,7 @@ Result<Device> device_from_json(const Json& document, const std::string& source)
              reader.choice_or("evidence", "published",
                               {"published", "measured", "live", "deviceless-measured-target",
                                "deviceless-published-target"}));
-  device.evidence = evidence == "live"                    ? Evidence::live
+  device.evidence = std::string_view{evidence} == "live" ? Evidence::live
                     : evidence.find("measured") != std::string::npos
                         ? Evidence::deviceless_measured_target
                         : Evidence::deviceless_published_target;

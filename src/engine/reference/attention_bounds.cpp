@@ -234,20 +234,27 @@ void add_attention_errors(const ir::AttentionBackward& op, const Operands& opera
   const std::size_t group = p.heads() / p.kv_heads();
   // Sums over columns (dQ) and over rows of a group of heads (dK, dV): relative to sum |terms|.
   const double over_columns = r.matmul(p.columns());
-  const double over_rows = r.matmul(p.rows() * group) + (group > 1 ? r.partial : 0);
+  const double over_rows = r.matmul(p.rows() * group);
+  // Each head's share is stored, then the shares are added, in that format at worst.
+  const double partial = group > 1 ? static_cast<double>(group) * r.partial : 0;
   const std::size_t scores = p.batch() * p.heads() * p.rows() * p.columns();
   Array& dbias = results[Slot::dbias];
   Array& dsink = results[Slot::dsink];
-  const double over_bias =
-      dbias.size() == 0 ? 0
-                        : accumulation_growth(scores / dbias.size()) * r.sum +
-                              (dbias.size() < scores ? r.partial : 0);
+  const double over_bias = dbias.size() == 0 ? 0
+                                             : accumulation_growth(scores / dbias.size()) * r.sum +
+                                                   (dbias.size() < scores ? r.partial : 0);
   const double over_sink = accumulation_growth(p.batch() * p.rows()) * r.sum;
   const double scale = std::fabs(p.scale_value());
   const double scale_error = p.scale != nullptr ? p.scale->error_at(0) : 0.0;
 
+  // What one head gives to dK and dV.
+  std::vector<double> head_dk(p.columns() * p.depth());
+  std::vector<double> head_dv(p.columns() * p.value_depth());
+
   for (std::size_t b = 0; b < p.batch(); ++b) {
     for (std::size_t h = 0; h < p.heads(); ++h) {
+      std::fill(head_dk.begin(), head_dk.end(), 0.0);
+      std::fill(head_dv.begin(), head_dv.end(), 0.0);
       for (std::size_t i = 0; i < p.rows(); ++i) {
         const double lse = stats.value[p.stats_at(b, h, i)];
         if (!p.row_is_valid(b, i) || lse == -kInfinity) continue;
@@ -296,7 +303,9 @@ void add_attention_errors(const ir::AttentionBackward& op, const Operands& opera
           const double scaled_error = scale * ds_error + scale_error * ds + 2 * r.sum * scaled;
           const std::size_t q_row = p.q_row(b, h, i);
           const std::size_t k_row = p.k_row(b, h, j);
+          const double signed_ds = dp.value < d.value ? -scaled : scaled;
           for (std::size_t c = 0; c < p.depth(); ++c) {
+            head_dk[j * p.depth() + c] += signed_ds * p.q.value[q_row + c];
             const double q = std::fabs(p.q.value[q_row + c]);
             const double k = std::fabs(p.k.value[k_row + c]);
             add_error(results[Slot::dq], q_row + c,
@@ -308,11 +317,22 @@ void add_attention_errors(const ir::AttentionBackward& op, const Operands& opera
           }
           const double stored = probability_error + r.probability * probability + r.stored_floor;
           for (std::size_t c = 0; c < p.value_depth(); ++c) {
+            head_dv[j * p.value_depth() + c] += probability * dout.value[row + c];
             const double g = std::fabs(dout.value[row + c]);
             add_error(results[Slot::dv], value_row + c,
                       stored * g + (probability + stored) * dout.error_at(row + c) +
                           over_rows * probability * g + r.floor);
           }
+        }
+      }
+      for (std::size_t j = 0; j < p.columns() && partial > 0; ++j) {
+        for (std::size_t c = 0; c < p.depth(); ++c) {
+          add_error(results[Slot::dk], p.k_row(b, h, j) + c,
+                    partial * std::fabs(head_dk[j * p.depth() + c]));
+        }
+        for (std::size_t c = 0; c < p.value_depth(); ++c) {
+          add_error(results[Slot::dv], p.v_row(b, h, j) + c,
+                    partial * std::fabs(head_dv[j * p.value_depth() + c]));
         }
       }
     }
