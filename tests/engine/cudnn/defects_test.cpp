@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "front/attention.h"
+#include "ir/json.h"
 
 namespace lawson::cudnn {
 namespace {
@@ -40,7 +41,7 @@ TEST(Defects, HopperBackwardWithHalfATileOfKeys) {
   EXPECT_EQ(defect_of(attention({}, "forward"), 900, 91900), "");
   EXPECT_EQ(defect_of(attention({}), 900, 91500), "");  // the frontend adds a padding mask there
   // The tail is masked anyway.
-  EXPECT_EQ(defect_of(attention({{"mask", "padding"}}), 900, 91900), "");
+  EXPECT_NE(defect_of(attention({{"mask", "padding"}}), 900, 91900), id);
   EXPECT_EQ(defect_of(attention({{"mask", "causal"}}), 900, 91900), "");
   // A window without a right bound, and one that reaches past the last key, do not mask it.
   EXPECT_EQ(defect_of(attention({{"window", {64, -1}}}), 900, 91900), id);
@@ -56,6 +57,51 @@ TEST(Defects, BarredVersions) {
   EXPECT_EQ(defect_of(window, 900, 91401), "");
   EXPECT_EQ(
       defect_of(attention({{"window", {128, -1}}, {"seqlen_q", 1024}}, "forward"), 900, 91400), "");
+}
+
+TEST(Defects, RepeatedBias) {
+  const auto with_bias = [](const Dims& shape, const std::string& pass) {
+    return attention({{"bias", "post_scale"}, {"bias_shape", shape}, {"seqlen_q", 256}}, pass);
+  };
+  EXPECT_EQ(defect_of(with_bias({1, 2, 256, 256}, "backward"), 900, 91900), "");
+  EXPECT_EQ(defect_of(with_bias({1, 1, 256, 256}, "backward"), 900, 91900), "");
+  EXPECT_EQ(defect_of(with_bias({1, 2, 1, 256}, "backward"), 900, 91900), "bias-repeated-backward");
+  EXPECT_EQ(defect_of(with_bias({1, 2, 256, 1}, "backward"), 900, 91900), "bias-repeated-backward");
+  EXPECT_EQ(defect_of(with_bias({1, 2, 1, 256}, "forward"), 900, 91900), "");
+  EXPECT_EQ(defect_of(with_bias({1, 2, 1, 1}, "forward"), 900, 91900), "bias-per-head-forward");
+}
+
+TEST(Defects, LengthsThatNoPlanKnows) {
+  const ir::Graph decode =
+      attention({{"mask", "padding"}, {"seqlen_q", 1}, {"seqlen_kv", 256}}, "forward");
+  EXPECT_EQ(defect_of(decode, 900, 91900), "decode-empty-query");
+  const ir::Graph padded = attention({{"mask", "padding"}, {"seqlen_q", 256}}, "forward");
+  EXPECT_EQ(defect_of(padded, 900, 91900), "padding-empty-keys");
+  EXPECT_EQ(defect_of(attention({{"seqlen_q", 256}}, "forward"), 900, 91900), "");
+}
+
+TEST(Defects, FusionThatRepeatsAnInputTwice) {
+  const auto fusion = [](const Dims& small, bool matmul) {
+    Json ops = Json::array();
+    if (matmul) ops.push_back({{"op", "matmul"}, {"in", {"x", "y"}}, {"out", "p"}});
+    ops.push_back({{"op", "add"}, {"in", {matmul ? "p" : "x", "b"}}, {"out", "z"}});
+    Json inputs{{{"name", "x"}, {"dtype", "f32"}, {"shape", {4, 8, 8}}},
+                {{"name", "b"}, {"dtype", "f32"}, {"shape", small}}};
+    if (matmul) inputs.push_back({{"name", "y"}, {"dtype", "f32"}, {"shape", {4, 8, 8}}});
+    auto graph = ir::graph_from_json({{"lawson", 1},
+                                      {"kind", "graph"},
+                                      {"name", "fusion"},
+                                      {"inputs", inputs},
+                                      {"ops", ops},
+                                      {"outputs", {"z"}}},
+                                     "test");
+    EXPECT_TRUE(graph.ok()) << (graph.ok() ? "" : graph.error().message);
+    return *graph;
+  };
+  EXPECT_EQ(defect_of(fusion({8}, false), 900, 91900), "pointwise-repeated-twice");
+  EXPECT_EQ(defect_of(fusion({1, 8, 1}, false), 900, 91900), "pointwise-repeated-twice");
+  EXPECT_EQ(defect_of(fusion({1, 8, 8}, false), 900, 91900), "");
+  EXPECT_EQ(defect_of(fusion({8}, true), 900, 91900), "");
 }
 
 }  // namespace
