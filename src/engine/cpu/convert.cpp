@@ -184,6 +184,7 @@ void store_half(void* data, std::int64_t first, std::int64_t stride, std::int64_
 template <typename T>
 void load_elements(const Kernels& kernels, const void* data, DType dtype, std::int64_t first,
                    std::int64_t stride, std::int64_t count, T* out) {
+  if (count <= 0) return;  // of an empty tensor the address may be null
   if (stride == 0 && count > 1) {
     T value{};
     load_elements(kernels, data, dtype, first, 1, 1, &value);
@@ -236,6 +237,7 @@ void load_elements(const Kernels& kernels, const void* data, DType dtype, std::i
 template <typename T>
 void store_elements(const Kernels& kernels, void* data, DType dtype, std::int64_t first,
                     std::int64_t stride, std::int64_t count, const T* values) {
+  if (count <= 0) return;
   switch (dtype) {
     case DType::f64:
       store_plain<double>(data, first, stride, count, values,
