@@ -610,8 +610,10 @@ class CudnnEngine : public Engine {
 
 }  // namespace cudnn
 
+// Never destroyed: judged graphs would outlive the CUDA context at the end of the process, and
+// cuDNN must not be asked to free them then.
 std::shared_ptr<Engine> make_cudnn_engine() {
-  return std::make_shared<cudnn::CudnnEngine>();
+  return {new cudnn::CudnnEngine, [](Engine*) {}};
 }
 
 }  // namespace lawson
