@@ -141,6 +141,15 @@ class AttentionWording {
                     "seqlen_q = 1 and seqlen_kv = 1: the backward pass needs one of them above 1",
                     "seqlen_q"};
     }
+    const bool wide = facts_.dtype == DType::f64 || (facts_.backward && facts_.dtype == DType::f32);
+    if (has(text, "No suitable implementation") ||
+        (wide && has(text, "Finalizing the engine config failed"))) {
+      return Reason{"data_type",
+                    fmt::format("dtype = {}: cuDNN's attention takes f16, bf16, FP8 and, in the "
+                                "forward pass, f32",
+                                to_string(facts_.dtype)),
+                    "dtype"};
+    }
     if (has(text, "cannot be boolean")) {
       return Reason{"mask_dtype",
                     "the mask or bias has dtype bool; cuDNN takes an additive mask of a float type "
@@ -454,6 +463,8 @@ Fault classify(const StageError& failure, bool deviceless) {
       })) {
     return Fault::broken;
   }
+  // What the frontend throws when neither of its attention nodes takes the types.
+  if (has(failure.text, "No suitable implementation")) return Fault::unsupported;
   if (failure.code == "HEURISTIC_QUERY_FAILED" && deviceless) {
     const auto refusals = parse_refusals(failure.text);
     if (std::any_of(refusals.begin(), refusals.end(), needs_device)) return Fault::undecided;

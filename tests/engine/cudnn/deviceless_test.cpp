@@ -208,6 +208,7 @@ TEST(Deviceless, VerdictsOfAttention) {
            {"backward, sink", backward({{"softmax", "learnable"}, {"mask", "causal"}}), all, old,
             cc},
            {"backward, f32", backward({{"dtype", "f32"}}), "", "a100 h200 b200", "data_type"},
+           {"f64", attention({{"dtype", "f64"}}), "", "a100 h200 b200", "data_type"},
            {"backward, softcap", backward({{"softcap", 50.0}, {"mask", "causal"}}), "h200 b200", "",
             ""},
        }) {

@@ -125,6 +125,8 @@ TEST(Reasons, Categories) {
       {"create_handle", "HANDLE_ERROR", "", false, Fault::broken},
       {"build_plan", "NVRTC_COMPILATION_FAILED", "", true, Fault::broken},
       {"lower", "EXCEPTION", "an exception of an unknown type", true, Fault::broken},
+      {"lower", "EXCEPTION", "No suitable implementation for given SDPA_attributes", true,
+       Fault::unsupported},
       {"lower", "EXCEPTION", "Unable to dlopen libcuda.so.1 : not found", true, Fault::environment},
   };
   for (const Row& row : rows) {
