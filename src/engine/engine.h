@@ -94,8 +94,8 @@ struct Arithmetic {
   double accumulate_roundoff = 0;   // per addition (f32: 2^-24)
   double probability_roundoff = 0;  // storage of softmax probabilities between the two matmuls
   double function_roundoff = 0;     // relative error of exp, tanh, ...
-  double partial_roundoff = 0;      // storage of per-head gradients that are then added: dK and dV of
-                                    // a group of heads, dBias of a broadcast bias
+  double partial_roundoff = 0;  // storage of gradients that are then added: dK and dV of each head
+                                // of a group, the scores' gradients for dBias
 };
 
 // The oracle's answer for one output: float64 values and, per element, a bound on how far a
@@ -119,9 +119,8 @@ class Engine {
   virtual Result<std::vector<Candidate>> candidates(const ir::Graph& graph, const Device& device,
                                                     const Options& options) = 0;
   // `candidate` nullopt: the preferred one that builds within the options.
-  virtual Result<Plan> compile(const ir::Graph& graph, const Device& device,
-                               const Options& options, const std::optional<Candidate>& candidate,
-                               std::stop_token stop) = 0;
+  virtual Result<Plan> compile(const ir::Graph& graph, const Device& device, const Options& options,
+                               const std::optional<Candidate>& candidate, std::stop_token stop) = 0;
   virtual Result<std::shared_ptr<Loaded>> load(const Plan& plan, const Device& device) = 0;
   virtual Status execute(const Loaded& loaded, std::span<const Binding> bindings, void* workspace,
                          void* stream) = 0;
@@ -143,8 +142,7 @@ class Engine {
   virtual Status release(const Device& device, void* data);
   virtual Status copy_to_device(const Device& device, void* dst, const void* src,
                                 std::size_t bytes);
-  virtual Status copy_to_host(const Device& device, void* dst, const void* src,
-                              std::size_t bytes);
+  virtual Status copy_to_host(const Device& device, void* dst, const void* src, std::size_t bytes);
   virtual Status synchronize(const Device& device, void* stream);
 };
 

@@ -141,8 +141,10 @@ void examine(Machine& machine, bool bitwise, Row& row) {
 }
 
 Json to_json(const Row& row) {
-  Json item{{"case", row.item.name},      {"text", row.item.text()},
-            {"deviceless", row.deviceless}, {"live", row.live},
+  Json item{{"case", row.item.name},
+            {"text", row.item.text()},
+            {"deviceless", row.deviceless},
+            {"live", row.live},
             {"same_plan_list", row.same_plans}};
   const auto add = [&item](const char* name, const std::string& value) {
     if (!value.empty()) item[name] = value;
@@ -207,8 +209,8 @@ Json to_json(const Counts& c) {
 }
 
 void print(const char* kind, const Counts& c) {
-  std::cout << fmt::format("{:<10}{:>6}{:>8}{:>10}{:>8}{:>10}{:>11}{:>7}{:>7}{:>10}{:>9}{:>11}\n", kind,
-                           c.cases, c.differ, c.undecided, c.errors, c.accepted,
+  std::cout << fmt::format("{:<10}{:>6}{:>8}{:>10}{:>8}{:>10}{:>11}{:>7}{:>7}{:>10}{:>9}{:>11}\n",
+                           kind, c.cases, c.differ, c.undecided, c.errors, c.accepted,
                            kind[0] == 'a' ? std::to_string(c.other_list) : "-", c.ok,
                            fmt::format("{}+{}", c.wrong, c.wrong_known), c.not_built, c.failed,
                            fmt::format("{}/{}/{}/{}", c.bitwise_equal, c.bitwise_unstable,
@@ -271,11 +273,10 @@ int run(const Flags& flags) {
                      (row.is_attention() && !row.same_plans) || row.bitwise == "differs" ||
                      row.bitwise == "wrong" || row.bitwise == "error";
     if (!odd) continue;
-    std::cout << fmt::format("{}: {} / {} {} {} {} {}\n  {}\n  {}\n", row.item.name, row.deviceless,
-                             row.live, row.executed, row.bitwise, row.defect, row.detail,
-                             row.item.text(),
-                             row.deviceless_reason.empty() ? row.live_reason
-                                                           : row.deviceless_reason);
+    std::cout << fmt::format(
+        "{}: {} / {} {} {} {} {}\n  {}\n  {}\n", row.item.name, row.deviceless, row.live,
+        row.executed, row.bitwise, row.defect, row.detail, row.item.text(),
+        row.deviceless_reason.empty() ? row.live_reason : row.deviceless_reason);
   }
   std::cout << "\n          cases  differ undecided  errors  accepted other-list     ok  wrong "
                "not-built   failed bits =/~/o/x\n";

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <vector>
 
 #include "engine/cudnn/facts.h"
 
@@ -52,21 +53,17 @@ bool bias_repeats(const Question& question, std::size_t axis) {
   return question.graph.tensor(facts.bias).shape[axis] < full[axis];
 }
 
-// An input that a pointwise operation repeats along two or more axes.
-bool repeats_along_two_axes(const ir::Graph& graph) {
+// An operand with at most one dim above 1 that a pointwise operation repeats.
+bool repeats_a_vector(const ir::Graph& graph) {
   for (const ir::Node& node : graph.nodes) {
-    if (node.outputs[0] == ir::kNone) continue;
-    const Dims& out = graph.tensor(node.outputs[0]).shape;
+    if (node.outputs[0] == ir::kNone || std::holds_alternative<ir::Reduce>(node.op)) continue;
+    const auto out = element_count(graph.tensor(node.outputs[0]).shape);
     for (const ir::TensorId id : node.inputs) {
-      if (!graph.is_input(id) || graph.tensor(id).by_value) continue;
-      const Dims& in = graph.tensor(id).shape;
-      int repeated = 0;
-      for (std::size_t axis = 0; axis < out.size(); ++axis) {
-        const std::size_t missing = out.size() - std::min(in.size(), out.size());
-        const std::int64_t own = axis < missing ? 1 : in[axis - missing];
-        if (own == 1 && out[axis] > 1) ++repeated;
-      }
-      if (repeated >= 2 && !std::holds_alternative<ir::Reduce>(node.op)) return true;
+      const ir::Tensor& in = graph.tensor(id);
+      if (in.shape.empty() || in.by_value || element_count(in.shape) == out) continue;
+      const auto above_one =
+          std::count_if(in.shape.begin(), in.shape.end(), [](std::int64_t dim) { return dim > 1; });
+      if (above_one <= 1) return true;
     }
   }
   return false;
@@ -76,6 +73,40 @@ bool has_matmul(const ir::Graph& graph) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
     return std::holds_alternative<ir::Matmul>(node.op);
   });
+}
+
+// Strides of an 8-bit input, in bytes: all multiples of 4 but the unit one.
+bool is_word_aligned(const ir::Tensor& tensor) {
+  for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis) {
+    if (tensor.shape[axis] > 1 && tensor.strides[axis] > 1 && tensor.strides[axis] % 4 != 0) {
+      return false;
+    }
+  }
+  return true;
+}
+
+// A matmul operand that is computed inside the fusion from an 8-bit input with unaligned rows.
+bool mixes_unaligned_operand(const ir::Graph& graph) {
+  std::vector<bool> unaligned(graph.tensors.size(), false);  // made from such an input
+  for (ir::TensorId id = 0; id < graph.input_count; ++id) {
+    const ir::Tensor& tensor = graph.tensor(id);
+    unaligned[static_cast<std::size_t>(id)] =
+        bit_width(tensor.dtype) == 8 && !tensor.by_value && !is_word_aligned(tensor);
+  }
+  for (const ir::Node& node : graph.nodes) {
+    const bool any = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ir::TensorId id) {
+      return id != ir::kNone && unaligned[static_cast<std::size_t>(id)];
+    });
+    if (!any) continue;
+    if (std::holds_alternative<ir::Matmul>(node.op)) {
+      for (const ir::TensorId id : node.inputs) {
+        if (unaligned[static_cast<std::size_t>(id)] && !graph.is_input(id)) return true;
+      }
+    } else {
+      unaligned[static_cast<std::size_t>(node.outputs[0])] = true;
+    }
+  }
+  return false;
 }
 
 constexpr std::array kRows{
@@ -115,16 +146,25 @@ constexpr std::array kRows{
                  (bias_repeats(q, 2) || bias_repeats(q, 3));
         }},
     Row{0, kOpen, "bias-per-head-forward", kMeasured, "bias_shape", true,
-        "cuDNN accepts a bias that is repeated along both seqlen_q and seqlen_kv and adds the wrong "
+        "cuDNN accepts a bias that is repeated along both seqlen_q and seqlen_kv and adds the "
+        "wrong "
         "elements of it; give the bias its full seqlen_q or seqlen_kv",
         [](const Question& q) {
           return q.attention != nullptr && bias_repeats(q, 2) && bias_repeats(q, 3);
         }},
-    Row{0, kOpen, "pointwise-repeated-twice", kMeasured, "shape", true,
-        "cuDNN accepts a fusion without a matmul that repeats an input along two or more axes, and "
-        "reads the wrong elements of it; broadcast it along one axis at most",
+    Row{0, kOpen, "pointwise-repeated-vector", kMeasured, "shape", true,
+        "cuDNN accepts a fusion without a matmul that repeats an operand with at most one dim "
+        "above "
+        "1, and reads the wrong elements of it; give the operand two dims above 1, or all",
         [](const Question& q) {
-          return q.attention == nullptr && !has_matmul(q.graph) && repeats_along_two_axes(q.graph);
+          return q.attention == nullptr && !has_matmul(q.graph) && repeats_a_vector(q.graph);
+        }},
+    Row{0, kOpen, "mixed-operand-unaligned", kMeasured, "strides", true,
+        "cuDNN accepts a matmul operand that is converted from an 8-bit input whose rows are not "
+        "multiples of 4 bytes apart, and computes wrong products; its documentation asks for "
+        "32-bit alignment: pad the rows",
+        [](const Question& q) {
+          return q.attention == nullptr && mixes_unaligned_operand(q.graph);
         }},
     // Depend on the lengths' values, which no plan knows.
     Row{0, kOpen, "decode-empty-query", kMeasured, "seqlens_q", false,

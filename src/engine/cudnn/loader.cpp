@@ -91,7 +91,7 @@ std::vector<Place> places(const std::vector<std::string>& packages) {
       found.push_back({site.folder + "/nvidia/" + package + "/lib", site.rule});
     }
   }
-  for (const std::string& hint : split(LAWSON_CUDNN_HINTS, ';')) {
+  for (const std::string& hint : split(LAWSON_CUDNN_HINTS, ':')) {
     found.push_back({hint, "found when Lawson was built"});
   }
   std::vector<fs::path> toolkits;

@@ -240,9 +240,9 @@ void add_attention_errors(const ir::AttentionBackward& op, const Operands& opera
   const std::size_t scores = p.batch() * p.heads() * p.rows() * p.columns();
   Array& dbias = results[Slot::dbias];
   Array& dsink = results[Slot::dsink];
-  const double over_bias = dbias.size() == 0 ? 0
-                                             : accumulation_growth(scores / dbias.size()) * r.sum +
-                                                   (dbias.size() < scores ? r.partial : 0);
+  // dBias adds the gradients of the scores as they are stored for dQ and dK.
+  const double over_bias =
+      dbias.size() == 0 ? 0 : accumulation_growth(scores / dbias.size()) * r.sum + r.partial;
   const double over_sink = accumulation_growth(p.batch() * p.rows()) * r.sum;
   const double scale = std::fabs(p.scale_value());
   const double scale_error = p.scale != nullptr ? p.scale->error_at(0) : 0.0;

@@ -98,10 +98,31 @@ TEST(Defects, FusionThatRepeatsAnInputTwice) {
     EXPECT_TRUE(graph.ok()) << (graph.ok() ? "" : graph.error().message);
     return *graph;
   };
-  EXPECT_EQ(defect_of(fusion({8}, false), 900, 91900), "pointwise-repeated-twice");
-  EXPECT_EQ(defect_of(fusion({1, 8, 1}, false), 900, 91900), "pointwise-repeated-twice");
+  EXPECT_EQ(defect_of(fusion({8}, false), 900, 91900), "pointwise-repeated-vector");
+  EXPECT_EQ(defect_of(fusion({1, 8, 1}, false), 900, 91900), "pointwise-repeated-vector");
   EXPECT_EQ(defect_of(fusion({1, 8, 8}, false), 900, 91900), "");
   EXPECT_EQ(defect_of(fusion({8}, true), 900, 91900), "");
+}
+
+TEST(Defects, MixedOperandWithUnalignedRows) {
+  const auto mixed = [](const std::string& dtype, const Dims& strides) {
+    Json operand{{"name", "x"}, {"dtype", dtype}, {"shape", {2, 73, 48}}, {"strides", strides}};
+    auto graph = ir::graph_from_json(
+        {{"lawson", 1},
+         {"kind", "graph"},
+         {"inputs", {operand, {{"name", "y"}, {"dtype", "bf16"}, {"shape", {2, 48, 64}}}}},
+         {"ops",
+          {{{"op", "convert"}, {"in", {"x"}}, {"out", "c"}, {"dtype", "bf16"}},
+           {{"op", "matmul"}, {"in", {"c", "y"}}, {"out", "z"}}}},
+         {"outputs", {"z"}}},
+        "test");
+    EXPECT_TRUE(graph.ok()) << (graph.ok() ? "" : graph.error().message);
+    return *graph;
+  };
+  EXPECT_EQ(defect_of(mixed("i8", {3504, 1, 73}), 900, 91900), "mixed-operand-unaligned");
+  EXPECT_EQ(defect_of(mixed("i8", {3650, 50, 1}), 900, 91900), "mixed-operand-unaligned");
+  EXPECT_EQ(defect_of(mixed("i8", {3504, 48, 1}), 900, 91900), "");
+  EXPECT_EQ(defect_of(mixed("f16", {3504, 1, 73}), 900, 91900), "");
 }
 
 }  // namespace
