@@ -44,7 +44,7 @@ using CellIndex = std::pair<std::size_t, std::size_t>;  // question, target
 
 class Checker {
  public:
-  Checker(const CheckArguments& arguments) {
+  explicit Checker(const CheckArguments& arguments) {
     options_.strength = arguments.build ? LAWSON_BUILT : LAWSON_JUDGED;
     for (const std::string& path : arguments.models) {
       add_model(workloads_of(read_document(path), arguments.options), path);

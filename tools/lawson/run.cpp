@@ -220,7 +220,7 @@ class Runner {
       return output.contains(field) && output[field].is_number() ? output[field].get<double>() : 0;
     };
     std::string text = fmt::format(
-        "{} within the oracle's bound: largest error {:.3g}, {:.0f}% of its bound",
+        "{} within the oracle's bound: largest error {:.3g}, at most {:.0f}% of an element's bound",
         ok ? "is" : "is not", number("max_error"), 100 * number("max_error_over_bound"));
     if (!ok) text += ". " + output.value("message", std::string{});
     return paragraph("  " + paint(ok ? "✓" : "✗", ok ? Style::good : Style::bad) + " " +
