@@ -56,6 +56,23 @@ bool overlaps(const Tensor& tensor) {
   return false;
 }
 
+// Which results may be left out, and which there are only with their operand.
+Status check_result(const Op& op, std::size_t slot, bool wanted,
+                    const std::vector<const Tensor*>& operands) {
+  using Back = AttentionBackward;
+  if (std::holds_alternative<Attention>(op)) {
+    if (wanted || slot == Attention::stats) return {};
+  } else if (std::holds_alternative<Back>(op) && (slot == Back::dbias || slot == Back::dsink)) {
+    const bool bias = slot == Back::dbias;
+    if (!wanted || operands[bias ? Back::bias : Back::sink] != nullptr) return {};
+    return invalid("{}: {} needs the operand {}", op_name(op), bias ? "dbias" : "dsink",
+                   bias ? "bias" : "sink");
+  } else if (wanted) {
+    return {};
+  }
+  return invalid("{}: result {} has no name", op_name(op), slot);
+}
+
 std::vector<const Tensor*> operands_of(const Graph& graph, const Node& node) {
   std::vector<const Tensor*> operands;
   for (const TensorId id : node.inputs) {
@@ -88,6 +105,7 @@ Result<std::vector<TensorId>> Builder::add(Op op, std::vector<TensorId> inputs,
   LAWSON_TRY(auto inferred, infer(op, operands, results[0].dtype));
   std::vector<TensorId> ids;
   for (std::size_t i = 0; i < slots; ++i) {
+    LAWSON_CHECK(check_result(op, i, results[i].wanted, operands));
     if (!results[i].wanted) {
       ids.push_back(kNone);
       continue;

@@ -182,7 +182,7 @@ INSTANTIATE_TEST_SUITE_P(
         BadSpec{"no_result", ops(R"([{"op": "neg", "in": "x"}])"), {"ops[0].out", "missing"}},
         BadSpec{"null_result",
                 ops(R"([{"op": "neg", "in": "x", "out": [null]}])"),
-                {"outputs[0].name", "'y'"}},
+                {"ops[0]", "result 0"}},
         BadSpec{"two_results",
                 ops(R"([{"op": "neg", "in": "x", "out": ["y", "z"]}])"),
                 {"ops[0].out", "1 results, got 2"}},

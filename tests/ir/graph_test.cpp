@@ -94,6 +94,30 @@ TEST(Builder, ResultNamesAreUnique) {
   EXPECT_TRUE(has(message(builder.add1(Unary{}, {x}, std::nullopt, "x")), "used twice"));
 }
 
+TEST(Builder, AttentionHasItsResults) {
+  using Back = AttentionBackward;
+  Builder builder("attention");
+  const TensorId x = *builder.input(input("x", {1, 2, 8, 8}));
+  const TensorId stats = *builder.input(input("stats", {1, 2, 8, 1}));
+  std::vector<TensorId> in(Attention::kInputs, kNone);
+  in[Attention::q] = in[Attention::k] = in[Attention::v] = x;
+  EXPECT_TRUE(has(message(builder.add(Attention{}, in, {{"", {}, false}, {"s", {}, true}})),
+                  "result 0"));
+  EXPECT_TRUE(builder.add(Attention{}, in, {{"o", {}, true}}).ok());
+  std::vector<TensorId> back(Back::kInputs, kNone);
+  back[Back::q] = back[Back::k] = back[Back::v] = back[Back::o] = back[Back::dout] = x;
+  back[Back::stats] = stats;
+  EXPECT_TRUE(has(message(builder.add(Back{}, back, {{"dq", {}, true}})), "result 1"));
+  std::vector<Builder::ResultSpec> all{{"dq", {}, true}, {"dk", {}, true}, {"dv", {}, true}};
+  all.push_back({"dbias", {}, true});
+  EXPECT_TRUE(has(message(builder.add(Back{}, back, all)), "dbias needs the operand bias"));
+  all.back() = {"", {}, false};
+  all.push_back({"dsink", {}, true});
+  EXPECT_TRUE(has(message(builder.add(Back{}, back, all)), "dsink needs the operand sink"));
+  all.pop_back();
+  EXPECT_TRUE(builder.add(Back{}, back, all).ok());
+}
+
 TEST(Dot, QuotesNames) {
   Builder builder("a \"quoted\" name\\");
   const TensorId x = *builder.input(input("x \"1\"", {4}));
