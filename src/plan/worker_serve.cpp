@@ -120,9 +120,11 @@ Json answer(const Json& document, Engine* engine, const Error& failure) {
 Result<int> enter_worker(int parent) {
   ::signal(SIGPIPE, SIG_IGN);
   constexpr int kChannel = STDERR_FILENO + 1;
+  // The channel's number is taken first: a file opened before would get just that one.
+  const int moved = ::dup3(STDIN_FILENO, kChannel, O_CLOEXEC);
   const int none = ::open("/dev/null", O_RDWR | O_CLOEXEC);
-  if (none < 0 || ::dup3(STDIN_FILENO, kChannel, O_CLOEXEC) < 0 ||
-      ::dup2(STDERR_FILENO, STDOUT_FILENO) < 0 || ::dup2(none, STDIN_FILENO) < 0) {
+  if (moved < 0 || none < 0 || ::dup2(STDERR_FILENO, STDOUT_FILENO) < 0 ||
+      ::dup2(none, STDIN_FILENO) < 0) {
     return error(ErrorKind::internal, "the worker's descriptors cannot be arranged");
   }
   // Whatever else the host had open without close-on-exec is not for us to keep open.
