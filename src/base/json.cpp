@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <optional>
 #include <system_error>
 
 namespace lawson {
@@ -55,6 +56,38 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+// Reads without building anything, and stops at the first level too deep.
+class DepthCheck : public nlohmann::json_sax<Json> {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(std::size_t) override { return ++depth_ <= kMaxDocumentDepth; }
+  bool key(string_t&) override { return true; }
+  bool end_object() override { return leave(); }
+  bool start_array(std::size_t) override { return ++depth_ <= kMaxDocumentDepth; }
+  bool end_array() override { return leave(); }
+  bool parse_error(std::size_t position, const std::string&, const Json::exception&) override {
+    error_position_ = position;
+    return false;
+  }
+
+  std::optional<std::size_t> error_position() const { return error_position_; }
+
+ private:
+  bool leave() {
+    --depth_;
+    return true;
+  }
+
+  int depth_ = 0;
+  std::optional<std::size_t> error_position_;
+};
+
 }  // namespace
 
 Result<Json> parse_json(std::string_view text, const std::string& source) {
@@ -79,8 +112,24 @@ Result<Json> parse_json(std::string_view text, const std::string& source) {
   }
 }
 
+Result<Json> parse_cbor(std::string_view bytes) {
+  try {
+    DepthCheck check;
+    if (!Json::sax_parse(bytes.begin(), bytes.end(), &check, Json::input_format_t::cbor)) {
+      if (const auto position = check.error_position()) {
+        return error(ErrorKind::internal, "a message of {} bytes is not CBOR (at byte {})",
+                     bytes.size(), *position);
+      }
+      return error(ErrorKind::internal, "a message is nested deeper than {} levels",
+                   kMaxDocumentDepth);
+    }
+    return Json::from_cbor(bytes.begin(), bytes.end());
+  } catch (const Json::exception& e) {
+    return error(ErrorKind::internal, "a message could not be read: {}", e.what());
+  }
+}
+
 Result<std::string> read_file(const std::string& path, std::size_t limit) {
-  std::error_code code;
   std::ifstream stream(path, std::ios::binary);
   if (!stream) {
     return invalid("{}: cannot be opened ({})", path, std::generic_category().message(errno));

@@ -22,6 +22,9 @@ inline constexpr int kMaxDocumentDepth = 64;
 // Parses one document. `source` is the file's name (or a description) for messages.
 Result<Json> parse_json(std::string_view text, const std::string& source);
 
+// CBOR that somebody else wrote: depth is bounded before anything recurses over it.
+Result<Json> parse_cbor(std::string_view bytes);
+
 // Reads a whole file of at most `limit` bytes, without reading more than that.
 Result<std::string> read_file(const std::string& path, std::size_t limit = kMaxDocumentBytes);
 

@@ -143,9 +143,10 @@ Result<Plan> plan_from_bytes(std::span<const std::byte> bytes) {
   const std::string_view content = text.substr(0, text.size() - kHash);
   if (hash_hex(content) != text.substr(content.size())) return bad("checksum mismatch");
   Plan plan;
+  const auto parsed = parse_cbor(content.substr(kPrefix));
+  if (!parsed.ok()) return bad(parsed.error().message);
+  const Json& header = *parsed;
   try {
-    const std::string_view cbor = content.substr(kPrefix);
-    const Json header = Json::from_cbor(cbor.begin(), cbor.end());
     plan.key = header.at("key").get<std::string>();
     plan.plan_id = header.at("plan_id").get<std::string>();
     plan.engine = header.at("engine").get<std::string>();

@@ -19,38 +19,6 @@ constexpr std::array kErrorKinds{ErrorKind::unsupported, ErrorKind::invalid_argu
                                  ErrorKind::io,          ErrorKind::cancelled,
                                  ErrorKind::internal};
 
-// Reads without building anything, and stops at the first level too deep.
-class DepthCheck : public nlohmann::json_sax<Json> {
- public:
-  bool null() override { return true; }
-  bool boolean(bool) override { return true; }
-  bool number_integer(number_integer_t) override { return true; }
-  bool number_unsigned(number_unsigned_t) override { return true; }
-  bool number_float(number_float_t, const string_t&) override { return true; }
-  bool string(string_t&) override { return true; }
-  bool binary(binary_t&) override { return true; }
-  bool start_object(std::size_t) override { return ++depth_ <= kMaxDocumentDepth; }
-  bool key(string_t&) override { return true; }
-  bool end_object() override { return leave(); }
-  bool start_array(std::size_t) override { return ++depth_ <= kMaxDocumentDepth; }
-  bool end_array() override { return leave(); }
-  bool parse_error(std::size_t position, const std::string&, const Json::exception&) override {
-    error_position_ = position;
-    return false;
-  }
-
-  std::optional<std::size_t> error_position() const { return error_position_; }
-
- private:
-  bool leave() {
-    --depth_;
-    return true;
-  }
-
-  int depth_ = 0;
-  std::optional<std::size_t> error_position_;
-};
-
 template <typename F>
 auto guarded(std::string_view what, F&& read) -> decltype(read()) {
   try {
@@ -113,21 +81,6 @@ Result<std::optional<Json>> FrameReader::next() {
   }
   if (!document.ok()) return std::move(document).error();
   return std::optional<Json>{std::move(document).value()};
-}
-
-Result<Json> parse_cbor(std::string_view bytes) {
-  return guarded("a message", [&]() -> Result<Json> {
-    DepthCheck check;
-    if (!Json::sax_parse(bytes.begin(), bytes.end(), &check, Json::input_format_t::cbor)) {
-      if (const auto position = check.error_position()) {
-        return error(ErrorKind::internal, "a message of {} bytes is not CBOR (at byte {})",
-                     bytes.size(), *position);
-      }
-      return error(ErrorKind::internal, "a message is nested deeper than {} levels",
-                   kMaxDocumentDepth);
-    }
-    return Json::from_cbor(bytes.begin(), bytes.end());
-  });
 }
 
 std::string_view to_string(Verb verb) {

@@ -43,9 +43,6 @@ class FrameReader {
   std::size_t taken_ = 0;
 };
 
-// CBOR that somebody else wrote: depth is bounded before anything recurses over it.
-Result<Json> parse_cbor(std::string_view bytes);
-
 enum class Verb { probe, candidates, compile };
 std::string_view to_string(Verb verb);
 

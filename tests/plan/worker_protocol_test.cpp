@@ -3,7 +3,9 @@
 #include <gtest/gtest.h>
 
 #include <random>
+#include <span>
 
+#include "base/hash.h"
 #include "fake_engine.h"
 
 namespace lawson::plan {
@@ -60,6 +62,17 @@ TEST(Cbor, DepthIsBounded) {
   const auto deep = parse_cbor(arrays);
   ASSERT_FALSE(deep.ok());
   EXPECT_NE(deep.error().message.find("nested"), std::string::npos);
+}
+
+TEST(Cbor, DepthIsBoundedInPlansToo) {
+  const std::string arrays(10 << 20, '\x81');
+  std::string bytes = "LAWSONP1";
+  for (int i = 0; i < 8; ++i) bytes += static_cast<char>((arrays.size() >> (8 * i)) & 0xFF);
+  bytes += arrays;
+  bytes += hash_hex(bytes);
+  const auto plan = plan_from_bytes(std::as_bytes(std::span{bytes}));
+  ASSERT_FALSE(plan.ok());
+  EXPECT_NE(plan.error().message.find("nested"), std::string::npos) << plan.error().message;
 }
 
 TEST(Cbor, NoPrefixAndNoChangedByteCrashes) {

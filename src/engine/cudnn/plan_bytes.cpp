@@ -51,8 +51,10 @@ Result<UnpackedPlan> unpack_plan(std::span<const std::byte> bytes) {
   if (hash_hex(body) != text.substr(kMagic.size(), kHashDigits)) {
     return damaged("its checksum does not match");
   }
+  const auto parsed = parse_cbor(body);
+  if (!parsed.ok()) return damaged(parsed.error().message);
+  const Json& document = *parsed;
   try {
-    const Json document = Json::from_cbor(body);
     UnpackedPlan plan;
     plan.header.cudnn_version = document.at("cudnn_version").get<int>();
     plan.header.compute_capability = document.at("compute_capability").get<int>();
