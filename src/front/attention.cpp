@@ -65,12 +65,15 @@ bool is_known_layout(const std::string& layout) {
          });
 }
 
-// Strides in logical [b,h,s,d] order of a tensor stored as `word` says.
-Dims strides_of(const std::string& word, std::int64_t b, std::int64_t h, std::int64_t s,
-                std::int64_t d) {
-  if (word == "bhsd") return {h * s * d, s * d, d, 1};
-  if (word == "sbhd") return {h * d, d, b * h * d, 1};
-  return {s * h * d, d, h * d, 1};
+// Strides of a tensor of `shape` [b,h,s,d] stored as `word` says. The sizes are not checked yet, and
+// contiguous_strides() takes any.
+Dims strides_of(const std::string& word, const Dims& shape) {
+  Dims stored;
+  for (const char axis : word) stored.push_back(shape[std::string_view{"bhsd"}.find(axis)]);
+  const Dims packed = contiguous_strides(stored);
+  Dims strides;
+  for (const char axis : {'b', 'h', 's', 'd'}) strides.push_back(packed[word.find(axis)]);
+  return strides;
 }
 
 Status read_shapes(ObjectReader& reader, AttentionSpec& spec) {
@@ -196,9 +199,8 @@ class GraphMaker {
   // Strides of a tensor shaped and stored like `like` (q, k, v or o), unless the spec gives them.
   Dims strides(const std::string& tensor, char like) const {
     if (const auto it = spec_.strides.find(tensor); it != spec_.strides.end()) return it->second;
-    const Dims s = shape(like);
     const std::size_t word = like == 'k' ? 1U : like == 'v' ? 2U : 0U;
-    return strides_of(words_[word], s[0], s[1], s[2], s[3]);
+    return strides_of(words_[word], shape(like));
   }
 
   Result<ir::TensorId> input(const std::string& name, char like, DType dtype) {
@@ -258,10 +260,6 @@ class GraphMaker {
     rule.left = spec_.window_left;
     rule.right = spec_.window_right;
     if (spec_.mask.find("causal") != std::string::npos) rule.right = 0;
-    // Without a bound the alignment has no meaning; one form for one computation.
-    if (rule.left == -1 && rule.right == -1 && !spec_.mask.ends_with("bottom_right")) {
-      rule.alignment = Alignment::top_left;
-    }
     rule.softmax = spec_.softmax;
     rule.softcap = spec_.softcap;
     rule.alibi = spec_.bias == BiasKind::alibi;
