@@ -61,7 +61,10 @@ class AttentionNeighbours {
       if (s_.seqlen_q == 1 && s_.window_left == -1) {
         list_.exact("mask",
                     "mask causal_bottom_right -> none (one query row sees every column anyway)",
-                    [](Json& d) { d["mask"] = "none"; });
+                    [](Json& d) {
+                      d["mask"] = "none";
+                      d.erase("window");  // a right bound that causal overrode would come back
+                    });
       }
     }
     const bool bottom = is_bottom_right(s_.mask);
@@ -145,12 +148,14 @@ class AttentionNeighbours {
   void equal_bias() {
     const Dims full{s_.batch, s_.heads, s_.seqlen_q, s_.seqlen_kv};
     if (s_.bias == BiasKind::alibi) {
-      list_.exact("bias", "bias alibi -> post_scale (the slopes written out as a bias tensor)",
-                  [full](Json& d) {
-                    d["bias"] = "post_scale";
-                    d["bias_shape"] = {1, full[1], full[2], full[3]};
-                    d.erase("alibi_slopes");
-                  });
+      list_.exact(
+          "bias", "bias alibi -> post_scale (the slopes written out as a bias tensor)",
+          [full, own = s_.mask.starts_with("padding") && is_bottom_right(s_.mask)](Json& d) {
+            d["bias"] = "post_scale";
+            // Bottom-right rows count from each sequence's own end.
+            d["bias_shape"] = {own ? full[0] : 1, full[1], full[2], full[3]};
+            d.erase("alibi_slopes");
+          });
     }
     if (s_.bias == BiasKind::pre_scale) {
       list_.exact("bias", "bias pre_scale -> post_scale (the bias multiplied by the scale before)",
