@@ -101,8 +101,8 @@ TEST(Builder, AttentionHasItsResults) {
   const TensorId stats = *builder.input(input("stats", {1, 2, 8, 1}));
   std::vector<TensorId> in(Attention::kInputs, kNone);
   in[Attention::q] = in[Attention::k] = in[Attention::v] = x;
-  EXPECT_TRUE(has(message(builder.add(Attention{}, in, {{"", {}, false}, {"s", {}, true}})),
-                  "result 0"));
+  EXPECT_TRUE(
+      has(message(builder.add(Attention{}, in, {{"", {}, false}, {"s", {}, true}})), "result 0"));
   EXPECT_TRUE(builder.add(Attention{}, in, {{"o", {}, true}}).ok());
   std::vector<TensorId> back(Back::kInputs, kNone);
   back[Back::q] = back[Back::k] = back[Back::v] = back[Back::o] = back[Back::dout] = x;
