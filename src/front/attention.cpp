@@ -326,7 +326,8 @@ Result<AttentionSpec> attention_from_json(const Json& document, const std::strin
   LAWSON_CHECK(reader.integer("lawson", 1, 1));
   LAWSON_CHECK(reader.choice_or("kind", "attention", {"attention"}));
   LAWSON_TRY(spec.name, reader.string_or("name", "attention"));
-  if (spec.name.size() > 256) return reader.fail("name", "longer than 256 bytes");
+  // Its graphs' names, with ".backward" at the end, are names of at most 256 bytes too.
+  if (spec.name.size() > 240) return reader.fail("name", "longer than 240 bytes");
   LAWSON_TRY(std::string pass, reader.choice_or("pass", "forward", kPasses));
   spec.pass = pick<Pass>(pass, kPasses);
   LAWSON_TRY(std::string dtype, reader.choice_or("dtype", "bf16", kDTypes));

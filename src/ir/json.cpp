@@ -240,6 +240,9 @@ Status read_output(const Json& item, const std::string& source, const std::strin
   auto id = builder.find(name);
   if (!id) return reader.fail("name", fmt::format("'{}' is not the result of an op", name));
   if (dtype && *dtype != builder.tensor(*id).dtype) {
+    if (name.size() + 4 > kMaxNameBytes) {
+      return reader.fail("name", "too long to be converted on its way out; at most 252 bytes");
+    }
     auto converted = builder.add1(Convert{}, {*id}, dtype, name + ".out");
     if (!converted.ok()) return reader.fail("dtype", converted.error().message);
     id = *converted;

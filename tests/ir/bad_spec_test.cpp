@@ -102,7 +102,8 @@ INSTANTIATE_TEST_SUITE_P(
         BadSpec{"strides_name", {{"strides", {{"qq", {1, 2, 3, 1}}}}}, {"strides.qq"}},
         BadSpec{"strides_type", {{"strides", 3}}, {"strides"}},
         BadSpec{"output_overlaps", {{"strides", {{"o", {1, 1, 1, 1}}}}}, {"overlap"}},
-        BadSpec{"name_is_a_number", {{"name", 3}}, {"'name'", "a string"}}),
+        BadSpec{"name_is_a_number", {{"name", 3}}, {"'name'", "a string"}},
+        BadSpec{"long_name", {{"name", std::string(241, 'n')}}, {"'name'", "240"}}),
     [](const auto& item) { return item.param.name; });
 
 class BadGraph : public testing::TestWithParam<BadSpec> {};
@@ -136,6 +137,11 @@ INSTANTIATE_TEST_SUITE_P(
         BadSpec{"output_dtype",
                 {{"outputs", {{{"name", "y"}, {"dtype", "half"}}}}},
                 {"outputs[0].dtype", "half"}},
+        BadSpec{"long_name_of_a_converted_output",
+                {{"ops", Json::parse(R"([{"op": "neg", "in": "x", "out": ")" +
+                                     std::string(253, 'n') + R"("}])")},
+                 {"outputs", {{{"name", std::string(253, 'n')}, {"dtype", "bf16"}}}}},
+                {"outputs[0].name", "252"}},
         BadSpec{"output_strides",
                 {{"outputs", {{{"name", "y"}, {"strides", {1, 1}}}}}},
                 {"outputs[0]", "overlap"}},
