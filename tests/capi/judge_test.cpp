@@ -126,6 +126,14 @@ TEST(Judge, WhatHasNoGraphIsUnsupportedWithoutAsking) {
       judge(spec_of(kTraining, {{"dropout", 0.1}, {"layout", "thd"}, {"name", "n"}}), cpu_device(),
             "cpu", probe);
   EXPECT_EQ(renamed->verdict.key, judged->verdict.key);
+  // Bound at run time: no part of a key.
+  const auto scaled = judge(spec_of(kTraining, {{"dropout", 0.1}, {"layout", "thd"}, {"scale", 3}}),
+                            cpu_device(), "cpu", probe);
+  EXPECT_EQ(scaled->verdict.key, judged->verdict.key);
+  const auto longer =
+      judge(spec_of(kTraining, {{"dropout", 0.1}, {"layout", "thd"}, {"seqlen_q", 32}}),
+            cpu_device(), "cpu", probe);
+  EXPECT_NE(longer->verdict.key, judged->verdict.key);
 }
 
 }  // namespace
