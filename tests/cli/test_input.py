@@ -191,6 +191,8 @@ class Usage(Case):
         self.refused(["run", seed, "--engine", "cpu", "--repeat", "0"], "--repeat", "0")
         self.refused(["probe", seed, "--target", "cpu", "--engine", "abacus"], "abacus")
         self.refused(["compile", seed, "--target", "cpu"], "--output")
+        self.refused(["compile", seed, "--target", "cpu", "--engine", "abacus", "-o",
+                      self.folder / "x"], "abacus")
 
     def test_no_verb(self):
         result = self.expect(2)

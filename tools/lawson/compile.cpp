@@ -153,10 +153,12 @@ class Compiler {
       if (!outcome.error.is_null()) failed = &outcome;
       no = no || (!outcome.plan && outcome.error.is_null());
     }
+    const bool is_input = failed != nullptr && failed->error["kind"] == "invalid_argument";
+    const int failure = is_input ? kExitInput : kExitEnvironment;
     if (failed != nullptr && plans_written_ == 0 && !no) {
-      throw Failure(failed->error["kind"], kExitEnvironment, failed->error["message"]);
+      throw Failure(failed->error["kind"], failure, failed->error["message"]);
     }
-    return failed != nullptr ? kExitEnvironment : no ? kExitNo : kExitOk;
+    return failed != nullptr ? failure : no ? kExitNo : kExitOk;
   }
 
  private:
