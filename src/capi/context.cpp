@@ -68,6 +68,7 @@ Result<plan::Planner*> planner() {
     config.worker_path = folder + "/lawson-worker";
     config.nodriver_path = folder + "/liblawson-nodriver.so";
     config.cudnn_path = shared.cudnn_path;
+    if (!shared.cudnn_path.empty()) choose_cudnn(shared.cudnn_path);
     config.max_workers = shared.max_workers;
     shared.planner = new plan::Planner(std::move(config));
   }

@@ -4,6 +4,7 @@
 #include "engine/reference/reference.h"
 #ifdef LAWSON_HAVE_CUDNN
 #include "engine/cudnn/engine.h"
+#include "engine/cudnn/loader.h"
 #endif
 
 namespace lawson {
@@ -24,6 +25,12 @@ Engine* find_engine(std::string_view name) {
     if (engine->name() == name) return engine.get();
   }
   return nullptr;
+}
+
+void choose_cudnn([[maybe_unused]] const std::string& path) {
+#ifdef LAWSON_HAVE_CUDNN
+  cudnn::choose_cudnn(path);
+#endif
 }
 
 }  // namespace lawson

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -14,5 +15,9 @@ const std::vector<std::shared_ptr<Engine>>& engines();
 
 // nullptr when there is no such engine in this build.
 Engine* find_engine(std::string_view name);
+
+// The cuDNN that this process shall use, before anything asks the cuDNN engine; without effect in a
+// build that has none.
+void choose_cudnn(const std::string& path);
 
 }  // namespace lawson

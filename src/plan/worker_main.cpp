@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "%s\n", channel.error().message.c_str());
     return 1;
   }
-  if (!arguments.cudnn.empty()) ::setenv("LAWSON_CUDNN", arguments.cudnn.c_str(), 1);
+  if (!arguments.cudnn.empty()) choose_cudnn(arguments.cudnn);
 
   // The no-driver library has to be the first of CUDA's names in this process.
   Engine* engine = find_engine("cudnn");

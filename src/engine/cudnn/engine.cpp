@@ -135,7 +135,7 @@ class CudnnEngine : public Engine {
     Verdict verdict = blank_verdict(graph, device, options, *found);
     LAWSON_TRY(Judgement judgement, judge(graph, device, options, verdict.key, *found));
     if (const auto defect = known_defect(graph, device, found->cudnn_version)) {
-      verdict.defect = defect->id;
+      verdict.defect = fmt::format("{}: {} ({})", defect->id, defect->message, defect->source);
       if (defect->barred) {
         verdict.reasons.push_back({"known_defect",
                                    fmt::format("{} ({})", defect->message, defect->source),

@@ -148,6 +148,11 @@ std::string path_of(void* handle, const std::string& fallback) {
   return fallback;
 }
 
+std::string& chosen_cudnn() {
+  static std::string path;
+  return path;
+}
+
 struct Wanted {
   std::string title;                  // "cuDNN"
   std::string variable;               // "LAWSON_CUDNN"; "" where there is no override
@@ -156,6 +161,7 @@ struct Wanted {
   std::vector<std::string> packages;  // below site-packages/nvidia
   std::string package_hint;           // what to install
   std::vector<Place> first;           // places before all others
+  std::string chosen = {};            // the caller's own choice, before every other rule
 };
 
 // The file that an override names: the file itself, or the one in that folder.
@@ -195,6 +201,7 @@ Result<Library> open_override(const Wanted& wanted, const std::string& value) {
 }
 
 Result<Library> open_library(const Wanted& wanted) {
+  if (!wanted.chosen.empty()) return open_override(wanted, wanted.chosen);
   if (!wanted.variable.empty()) {
     if (const std::string value = environment(wanted.variable.c_str()); !value.empty()) {
       return open_override(wanted, value);
@@ -260,13 +267,15 @@ std::vector<Place> beside(const Library& cudnn, int major) {
 }
 
 Wanted wanted_cudnn() {
+  const std::string& chosen = chosen_cudnn();
   return {"cuDNN",
-          "LAWSON_CUDNN",
+          chosen.empty() ? "LAWSON_CUDNN" : "--cudnn",
           "libcudnn.so.9",
           "libcudnn.so",
           {"cudnn"},
           "Install cuDNN 9 (pip install nvidia-cudnn-cu13)",
-          {}};
+          {},
+          chosen};
 }
 
 Wanted wanted_nvrtc(const Library& cudnn, int major) {
@@ -421,6 +430,11 @@ Status check_one_cudnn() {
     }
   }
   return {};
+}
+
+void choose_cudnn(const std::string& path) {
+  const std::lock_guard lock{state_mutex()};
+  chosen_cudnn() = path;
 }
 
 Status enter_deviceless(const std::string& nodriver_path) {

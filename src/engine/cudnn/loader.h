@@ -30,6 +30,10 @@ struct Libraries {
 // LAWSON_NVRTC, already loaded, beside cuDNN, then the same places. A failure is not remembered.
 Result<const Libraries*> libraries();
 
+// The caller's choice (--cudnn, lawson_settings.cudnn_path): a file or a folder that comes before
+// the whole search and is never passed over. Before the first call of libraries().
+void choose_cudnn(const std::string& path);
+
 // Another cuDNN build, or a sublibrary from another folder, in this process is an error that names
 // both files.
 Status check_one_cudnn();
