@@ -4,7 +4,7 @@
  * - It returns lawson_status; anything but LAWSON_OK leaves the outputs untouched, and
  *   lawson_last_error_message() says why (per thread, valid until that thread's next call).
  * - Handles come in create/destroy pairs; destroying NULL is allowed. A handle may be used from
- *   several threads at once for reading; strings and data that it hands out live as long as it does.
+ *   several threads at once for reading; what it hands out lives as long as the handle.
  * - Structs start with struct_size: set it to sizeof(the struct).
  * - "Unsupported" is an answer (a verdict, or LAWSON_UNSUPPORTED from compile); a missing library,
  *   a fault of the driver or a bug never is.
@@ -164,7 +164,7 @@ typedef enum lawson_strength {
 
 typedef struct lawson_options {
   size_t struct_size;
-  const char* engine;      /* "cudnn", "cpu", "reference"; NULL: cudnn for GPUs, cpu for the CPU */
+  const char* engine; /* "cudnn", "cpu", "reference"; NULL: cudnn for GPUs, cpu for the CPU */
   lawson_strength strength;
   int64_t workspace_limit; /* bytes; negative: none */
   int32_t deterministic;
@@ -177,8 +177,7 @@ LAWSON_API lawson_status lawson_probe(const lawson_graph* graph, const lawson_de
                                       const lawson_options* options, lawson_verdict** verdict);
 /* All graphs of the spec must hold; the reasons say which does not. */
 LAWSON_API lawson_status lawson_probe_spec(const lawson_spec* spec, const lawson_device* device,
-                                           const lawson_options* options,
-                                           lawson_verdict** verdict);
+                                           const lawson_options* options, lawson_verdict** verdict);
 LAWSON_API void lawson_verdict_destroy(lawson_verdict* verdict);
 LAWSON_API lawson_decision lawson_verdict_decision(const lawson_verdict* verdict);
 LAWSON_API lawson_strength lawson_verdict_strength(const lawson_verdict* verdict);
@@ -214,8 +213,7 @@ LAWSON_API size_t lawson_plan_workspace_size(const lawson_plan* plan);
 LAWSON_API lawson_status lawson_plan_graph(const lawson_plan* plan, lawson_graph** graph);
 LAWSON_API lawson_status lawson_plan_serialize(const lawson_plan* plan, lawson_text** bytes);
 /* Bad, stale, truncated or foreign bytes are LAWSON_INVALID_ARGUMENT, never a crash. */
-LAWSON_API lawson_status lawson_plan_deserialize(const void* data, size_t size,
-                                                 lawson_plan** plan);
+LAWSON_API lawson_status lawson_plan_deserialize(const void* data, size_t size, lawson_plan** plan);
 
 /* Makes the plan executable on a device of this machine. */
 LAWSON_API lawson_status lawson_plan_load(lawson_plan* plan, const lawson_device* device);
@@ -229,8 +227,7 @@ typedef struct lawson_binding {
  * or synchronisation here. A workspace that is too small or misaligned is an error. Needs load. */
 LAWSON_API lawson_status lawson_plan_execute(const lawson_plan* plan,
                                              const lawson_binding* bindings, size_t count,
-                                             void* workspace, size_t workspace_size,
-                                             void* stream);
+                                             void* workspace, size_t workspace_size, void* stream);
 
 /* ---- bundles: several plans in one file ----------------------------------------------------- */
 
@@ -243,7 +240,7 @@ LAWSON_API size_t lawson_bundle_size(const lawson_bundle* bundle);
 LAWSON_API lawson_status lawson_bundle_plan(const lawson_bundle* bundle, size_t index,
                                             lawson_plan** plan);
 
-/* ---- data: generated inputs, a run, a check --------------------------------------------------- */
+/* ---- data: generated inputs, a run, a check ------------------------------------------------ */
 
 /* Host buffers for all inputs and outputs of one graph, laid out by its strides. */
 typedef struct lawson_data lawson_data;

@@ -8,7 +8,9 @@
 
 namespace lawson {
 
-std::string to_string(const Dims& dims) { return fmt::format("[{}]", fmt::join(dims, ", ")); }
+std::string to_string(const Dims& dims) {
+  return fmt::format("[{}]", fmt::join(dims, ", "));
+}
 
 std::optional<std::int64_t> element_count(const Dims& shape) {
   std::int64_t count = 1;

@@ -15,8 +15,8 @@ struct Info {
   int bits;
   bool floating;
   bool integer;
-  int precision;    // significand bits including the hidden one; 0 for non-floats
-  int min_exponent; // exponent of the smallest normal number
+  int precision;     // significand bits including the hidden one; 0 for non-floats
+  int min_exponent;  // exponent of the smallest normal number
   double max;
 };
 
@@ -37,7 +37,9 @@ constexpr std::array<Info, kDTypeCount> kInfo{{
     {"bool", 8, false, false, 0, 0, 1.0},
 }};
 
-const Info& info(DType dtype) { return kInfo[static_cast<std::size_t>(dtype)]; }
+const Info& info(DType dtype) {
+  return kInfo[static_cast<std::size_t>(dtype)];
+}
 
 // A float format small enough to be handled by bit patterns: sign, exponent, mantissa widths.
 struct SmallFormat {
@@ -50,11 +52,16 @@ struct SmallFormat {
 
 SmallFormat small_format(DType dtype) {
   switch (dtype) {
-    case DType::f16: return {5, 10, 15, true, true};
-    case DType::bf16: return {8, 7, 127, true, true};
-    case DType::f8e5m2: return {5, 2, 15, true, true};
-    case DType::f8e4m3: return {4, 3, 7, false, true};
-    default: return {2, 1, 1, false, false};  // f4e2m1
+    case DType::f16:
+      return {5, 10, 15, true, true};
+    case DType::bf16:
+      return {8, 7, 127, true, true};
+    case DType::f8e5m2:
+      return {5, 2, 15, true, true};
+    case DType::f8e4m3:
+      return {4, 3, 7, false, true};
+    default:
+      return {2, 1, 1, false, false};  // f4e2m1
   }
 }
 
@@ -91,11 +98,13 @@ std::uint32_t encode(double value, DType dtype, const SmallFormat& f) {
   const double largest = info(dtype).max;
   // Round to a multiple of the last place's unit; std::nearbyint rounds half to even.
   int exponent = 1 - f.bias;
-  if (magnitude > 0 && std::isfinite(magnitude)) exponent = std::max(exponent, std::ilogb(magnitude));
-  double rounded = std::isfinite(magnitude)
-                       ? std::ldexp(std::nearbyint(std::ldexp(magnitude, f.mantissa_bits - exponent)),
-                                    exponent - f.mantissa_bits)
-                       : magnitude;
+  if (magnitude > 0 && std::isfinite(magnitude))
+    exponent = std::max(exponent, std::ilogb(magnitude));
+  double rounded =
+      std::isfinite(magnitude)
+          ? std::ldexp(std::nearbyint(std::ldexp(magnitude, f.mantissa_bits - exponent)),
+                       exponent - f.mantissa_bits)
+          : magnitude;
   if (rounded > largest) {
     if (f.has_infinity) return sign | infinity;
     rounded = largest;
@@ -142,7 +151,9 @@ void set_nibble(void* data, std::int64_t index, std::uint32_t value) {
 
 }  // namespace
 
-std::string_view to_string(DType dtype) { return info(dtype).name; }
+std::string_view to_string(DType dtype) {
+  return info(dtype).name;
+}
 
 std::optional<DType> dtype_from_string(std::string_view name) {
   for (int i = 0; i < kDTypeCount; ++i) {
@@ -151,9 +162,15 @@ std::optional<DType> dtype_from_string(std::string_view name) {
   return std::nullopt;
 }
 
-int bit_width(DType dtype) { return info(dtype).bits; }
-bool is_float(DType dtype) { return info(dtype).floating; }
-bool is_integer(DType dtype) { return info(dtype).integer; }
+int bit_width(DType dtype) {
+  return info(dtype).bits;
+}
+bool is_float(DType dtype) {
+  return info(dtype).floating;
+}
+bool is_integer(DType dtype) {
+  return info(dtype).integer;
+}
 
 std::size_t byte_size(DType dtype, std::int64_t count) {
   return (static_cast<std::size_t>(count) * static_cast<std::size_t>(bit_width(dtype)) + 7) / 8;
@@ -163,7 +180,9 @@ double unit_roundoff(DType dtype) {
   return is_float(dtype) ? std::ldexp(1.0, -info(dtype).precision) : 0.0;
 }
 
-double max_finite(DType dtype) { return info(dtype).max; }
+double max_finite(DType dtype) {
+  return info(dtype).max;
+}
 
 double smallest_subnormal(DType dtype) {
   if (!is_float(dtype)) return 0.0;
@@ -173,37 +192,51 @@ double smallest_subnormal(DType dtype) {
 
 double load_element(const void* data, DType dtype, std::int64_t index) {
   switch (dtype) {
-    case DType::f64: return read_as<double>(data, index);
-    case DType::f32: return read_as<float>(data, index);
-    case DType::f16: return decode(read_as<std::uint16_t>(data, index), small_format(dtype));
+    case DType::f64:
+      return read_as<double>(data, index);
+    case DType::f32:
+      return read_as<float>(data, index);
+    case DType::f16:
+      return decode(read_as<std::uint16_t>(data, index), small_format(dtype));
     case DType::bf16:
       return std::bit_cast<float>(static_cast<std::uint32_t>(read_as<std::uint16_t>(data, index))
                                   << 16);
     case DType::f8e4m3:
-    case DType::f8e5m2: return decode(read_as<std::uint8_t>(data, index), small_format(dtype));
+    case DType::f8e5m2:
+      return decode(read_as<std::uint8_t>(data, index), small_format(dtype));
     case DType::f8e8m0: {
       const int exponent = read_as<std::uint8_t>(data, index);
       return exponent == 255 ? std::numeric_limits<double>::quiet_NaN()
                              : std::ldexp(1.0, exponent - 127);
     }
-    case DType::f4e2m1: return decode(nibble(data, index), small_format(dtype));
-    case DType::i64: return static_cast<double>(read_as<std::int64_t>(data, index));
-    case DType::i32: return read_as<std::int32_t>(data, index);
-    case DType::i8: return read_as<std::int8_t>(data, index);
-    case DType::u8: return read_as<std::uint8_t>(data, index);
+    case DType::f4e2m1:
+      return decode(nibble(data, index), small_format(dtype));
+    case DType::i64:
+      return static_cast<double>(read_as<std::int64_t>(data, index));
+    case DType::i32:
+      return read_as<std::int32_t>(data, index);
+    case DType::i8:
+      return read_as<std::int8_t>(data, index);
+    case DType::u8:
+      return read_as<std::uint8_t>(data, index);
     case DType::i4: {
       const int value = nibble(data, index);
       return value >= 8 ? value - 16 : value;
     }
-    case DType::boolean: return read_as<std::uint8_t>(data, index) != 0 ? 1.0 : 0.0;
+    case DType::boolean:
+      return read_as<std::uint8_t>(data, index) != 0 ? 1.0 : 0.0;
   }
   return 0.0;
 }
 
 void store_element(void* data, DType dtype, std::int64_t index, double value) {
   switch (dtype) {
-    case DType::f64: write_as(data, index, value); return;
-    case DType::f32: write_as(data, index, static_cast<float>(value)); return;
+    case DType::f64:
+      write_as(data, index, value);
+      return;
+    case DType::f32:
+      write_as(data, index, static_cast<float>(value));
+      return;
     case DType::f16:
     case DType::bf16:
       write_as(data, index, static_cast<std::uint16_t>(encode(value, dtype, small_format(dtype))));
@@ -214,23 +247,25 @@ void store_element(void* data, DType dtype, std::int64_t index, double value) {
       return;
     case DType::f8e8m0: {
       const bool valid = value > 0 && std::isfinite(value);
-      const int exponent = valid ? std::clamp(static_cast<int>(std::lround(std::log2(value))) + 127,
-                                              0, 254)
-                                 : 255;
+      const int exponent =
+          valid ? std::clamp(static_cast<int>(std::lround(std::log2(value))) + 127, 0, 254) : 255;
       write_as(data, index, static_cast<std::uint8_t>(exponent));
       return;
     }
-    case DType::f4e2m1: set_nibble(data, index, encode(value, dtype, small_format(dtype))); return;
+    case DType::f4e2m1:
+      set_nibble(data, index, encode(value, dtype, small_format(dtype)));
+      return;
     case DType::i64: {
       const double rounded = std::isnan(value) ? 0.0 : std::nearbyint(value);
-      const std::int64_t stored = rounded >= 0x1p63    ? std::numeric_limits<std::int64_t>::max()
+      const std::int64_t stored = rounded >= 0x1p63   ? std::numeric_limits<std::int64_t>::max()
                                   : rounded < -0x1p63 ? std::numeric_limits<std::int64_t>::min()
                                                       : static_cast<std::int64_t>(rounded);
       write_as(data, index, stored);
       return;
     }
     case DType::i32:
-      write_as(data, index, static_cast<std::int32_t>(saturate(value, -2147483648.0, 2147483647.0)));
+      write_as(data, index,
+               static_cast<std::int32_t>(saturate(value, -2147483648.0, 2147483647.0)));
       return;
     case DType::i8:
       write_as(data, index, static_cast<std::int8_t>(saturate(value, -128.0, 127.0)));
@@ -239,7 +274,8 @@ void store_element(void* data, DType dtype, std::int64_t index, double value) {
       write_as(data, index, static_cast<std::uint8_t>(saturate(value, 0.0, 255.0)));
       return;
     case DType::i4:
-      set_nibble(data, index, static_cast<std::uint32_t>(static_cast<int>(saturate(value, -8.0, 7.0))));
+      set_nibble(data, index,
+                 static_cast<std::uint32_t>(static_cast<int>(saturate(value, -8.0, 7.0))));
       return;
     case DType::boolean:
       write_as(data, index, static_cast<std::uint8_t>(value != 0 ? 1 : 0));

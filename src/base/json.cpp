@@ -103,7 +103,8 @@ Result<Json> parse_json(std::string_view text, const std::string& source) {
   } catch (const Json::exception& e) {
     // nlohmann's text starts with an id in brackets; what follows says line, column and cause.
     std::string_view what = e.what();
-    if (const auto end = what.find("] "); end != std::string_view::npos) what.remove_prefix(end + 2);
+    if (const auto end = what.find("] "); end != std::string_view::npos)
+      what.remove_prefix(end + 2);
     std::string printable;
     for (const char c : what) {
       printable += static_cast<unsigned char>(c) < 0x80 && (c >= ' ' || c == '\n') ? c : '?';
@@ -183,7 +184,9 @@ const Json* ObjectReader::find(const std::string& field) {
   return it == object_.end() || it->is_null() ? nullptr : &*it;
 }
 
-bool ObjectReader::has(const std::string& field) { return find(field) != nullptr; }
+bool ObjectReader::has(const std::string& field) {
+  return find(field) != nullptr;
+}
 
 Result<std::int64_t> ObjectReader::integer(const std::string& field, std::int64_t low,
                                            std::int64_t high) {
@@ -249,8 +252,7 @@ Result<std::string> ObjectReader::choice_or(const std::string& field, std::strin
   return text;
 }
 
-Result<Dims> ObjectReader::integers(const std::string& field, std::int64_t low,
-                                    std::int64_t high) {
+Result<Dims> ObjectReader::integers(const std::string& field, std::int64_t low, std::int64_t high) {
   const Json* value = find(field);
   const std::string expected = fmt::format("a list of integers from {} to {}", low, high);
   if (value == nullptr) return fail(field, "missing; expected " + expected);

@@ -42,8 +42,8 @@ class ObjectReader {
   const Json* find(const std::string& field);
 
   Result<std::int64_t> integer(const std::string& field, std::int64_t low, std::int64_t high);
-  Result<std::int64_t> integer_or(const std::string& field, std::int64_t fallback,
-                                  std::int64_t low, std::int64_t high);
+  Result<std::int64_t> integer_or(const std::string& field, std::int64_t fallback, std::int64_t low,
+                                  std::int64_t high);
   Result<double> number_or(const std::string& field, double fallback);  // finite
   Result<bool> boolean_or(const std::string& field, bool fallback);
   Result<std::string> string(const std::string& field);

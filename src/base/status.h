@@ -101,14 +101,14 @@ class [[nodiscard]] Result {
 
 // LAWSON_TRY(auto x, f()): x = value of f(), or return its error.
 #define LAWSON_TRY(decl, expr) LAWSON_TRY_(LAWSON_CONCAT(result_, __LINE__), decl, expr)
-#define LAWSON_TRY_(tmp, decl, expr)             \
-  auto tmp = (expr);                             \
-  if (!tmp.ok()) return std::move(tmp).error();  \
+#define LAWSON_TRY_(tmp, decl, expr)            \
+  auto tmp = (expr);                            \
+  if (!tmp.ok()) return std::move(tmp).error(); \
   decl = std::move(tmp).value()
 
 // LAWSON_CHECK(f()): return the error of a Status or a Result whose value is not wanted.
-#define LAWSON_CHECK(expr)                                          \
-  do {                                                              \
-    auto status_ = (expr);                                          \
-    if (!status_.ok()) return std::move(status_).error();           \
+#define LAWSON_CHECK(expr)                                \
+  do {                                                    \
+    auto status_ = (expr);                                \
+    if (!status_.ok()) return std::move(status_).error(); \
   } while (false)

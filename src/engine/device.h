@@ -20,8 +20,8 @@ struct Device {
   std::string name;   // "cpu", "h200"; what --target takes
   std::string title;  // "NVIDIA H200"
   std::vector<std::string> aliases;
-  int ordinal = -1;              // CUDA ordinal when present on this machine, else -1
-  int compute_capability = 0;    // major * 100 + minor * 10 (900 = sm_90); 0 for cpu
+  int ordinal = -1;            // CUDA ordinal when present on this machine, else -1
+  int compute_capability = 0;  // major * 100 + minor * 10 (900 = sm_90); 0 for cpu
   Evidence evidence = Evidence::deviceless_published_target;
   Json properties = Json::object();  // cuDNN's DeviceProperties, as its serialisation spells them
   Json peaks = Json::object();       // published or measured limits (TFLOP/s, GB/s)

@@ -26,18 +26,24 @@ Error no_such_ability(const Engine& engine, std::string_view ability) {
 
 std::string_view to_string(Decision decision) {
   switch (decision) {
-    case Decision::supported: return "supported";
-    case Decision::unsupported: return "unsupported";
-    case Decision::undecided: return "undecided";
+    case Decision::supported:
+      return "supported";
+    case Decision::unsupported:
+      return "unsupported";
+    case Decision::undecided:
+      return "undecided";
   }
   return "undecided";
 }
 
 std::string_view to_string(Strength strength) {
   switch (strength) {
-    case Strength::judged: return "judged";
-    case Strength::built: return "built";
-    case Strength::verified: return "verified";
+    case Strength::judged:
+      return "judged";
+    case Strength::built:
+      return "built";
+    case Strength::verified:
+      return "verified";
   }
   return "judged";
 }
@@ -69,10 +75,9 @@ Json verdict_to_json(const Verdict& verdict) {
 Result<Verdict> verdict_from_json(const Json& document) {
   Verdict verdict;
   try {
-    LAWSON_TRY(verdict.decision,
-               enum_from(document.at("verdict").get<std::string>(),
-                         std::array{Decision::supported, Decision::unsupported,
-                                    Decision::undecided}));
+    LAWSON_TRY(verdict.decision, enum_from(document.at("verdict").get<std::string>(),
+                                           std::array{Decision::supported, Decision::unsupported,
+                                                      Decision::undecided}));
     LAWSON_TRY(verdict.strength,
                enum_from(document.at("strength").get<std::string>(),
                          std::array{Strength::judged, Strength::built, Strength::verified}));
@@ -184,20 +189,30 @@ Result<std::vector<OracleOutput>> Engine::oracle(const ir::Graph&, std::span<con
   return no_such_ability(*this, "an oracle");
 }
 
-Result<std::vector<Device>> Engine::live_devices() { return std::vector<Device>{}; }
-std::vector<Device> Engine::known_targets() const { return {}; }
-Json Engine::info() { return Json::object(); }
+Result<std::vector<Device>> Engine::live_devices() {
+  return std::vector<Device>{};
+}
+std::vector<Device> Engine::known_targets() const {
+  return {};
+}
+Json Engine::info() {
+  return Json::object();
+}
 
 Result<void*> Engine::allocate(const Device&, std::size_t) {
   return no_such_ability(*this, "device memory");
 }
-Status Engine::release(const Device&, void*) { return no_such_ability(*this, "device memory"); }
+Status Engine::release(const Device&, void*) {
+  return no_such_ability(*this, "device memory");
+}
 Status Engine::copy_to_device(const Device&, void*, const void*, std::size_t) {
   return no_such_ability(*this, "device memory");
 }
 Status Engine::copy_to_host(const Device&, void*, const void*, std::size_t) {
   return no_such_ability(*this, "device memory");
 }
-Status Engine::synchronize(const Device&, void*) { return {}; }
+Status Engine::synchronize(const Device&, void*) {
+  return {};
+}
 
 }  // namespace lawson

@@ -23,7 +23,7 @@ const std::vector<std::string> kDTypes{"f16", "bf16", "f32", "f64", "f8e4m3", "f
 
 // Every layout of the spec; those with 3, 2 or t are ragged or packed.
 const std::vector<std::string> kOtherLayouts{
-    "thd",       "bs3hd",     "sb3hd",     "t3hd",      "bsh3d",     "sbh3d",   "th3d",
+    "thd",        "bs3hd",      "sb3hd",    "t3hd",       "bsh3d",      "sbh3d",   "th3d",
     "bshd_bs2hd", "sbhd_sb2hd", "thd_t2hd", "bshd_bsh2d", "sbhd_sbh2d", "thd_th2d"};
 
 template <typename Enum>
@@ -60,13 +60,13 @@ bool is_known_layout(const std::string& layout) {
   }
   const auto words = layout_words(layout);
   return words.size() == 3 && std::all_of(words.begin(), words.end(), [](const std::string& word) {
-           return word == "thd" || std::find(kDenseWords.begin(), kDenseWords.end(), word) !=
-                                       kDenseWords.end();
+           return word == "thd" ||
+                  std::find(kDenseWords.begin(), kDenseWords.end(), word) != kDenseWords.end();
          });
 }
 
-// Strides of a tensor of `shape` [b,h,s,d] stored as `word` says. The sizes are not checked yet, and
-// contiguous_strides() takes any.
+// Strides of a tensor of `shape` [b,h,s,d] stored as `word` says. The sizes are not checked yet,
+// and contiguous_strides() takes any.
 Dims strides_of(const std::string& word, const Dims& shape) {
   Dims stored;
   for (const char axis : word) stored.push_back(shape[std::string_view{"bhsd"}.find(axis)]);
@@ -95,8 +95,8 @@ Status read_window(ObjectReader& reader, AttentionSpec& spec) {
   if (!reader.has("window")) return {};
   LAWSON_TRY(Dims window, reader.integers("window", -1, kMaxDim));
   if (window.size() != 2) {
-    return reader.fail("window", fmt::format("expected [left, right], got {} entries",
-                                             window.size()));
+    return reader.fail("window",
+                       fmt::format("expected [left, right], got {} entries", window.size()));
   }
   spec.window_left = window[0];
   spec.window_right = window[1];
@@ -138,8 +138,8 @@ Status read_lengths(ObjectReader& reader, AttentionSpec& spec) {
     if (!reader.has(field)) continue;
     LAWSON_TRY(*lengths, reader.integers(field, 0, limit));
     if (static_cast<std::int64_t>(lengths->size()) != spec.batch) {
-      return reader.fail(field, fmt::format("{} lengths for batch {}", lengths->size(),
-                                            spec.batch));
+      return reader.fail(field,
+                         fmt::format("{} lengths for batch {}", lengths->size(), spec.batch));
     }
     if (!padding) return reader.fail(field, "lengths are used only with a padding mask");
   }
@@ -178,7 +178,6 @@ Status read_not_lowered(ObjectReader& reader, AttentionSpec& spec) {
   if (spec.return_max_logit) spec.not_lowered.emplace_back("return_max_logit", "true");
   return {};
 }
-
 
 // Builds the operands that both passes share, in the slots of `Slots`.
 class GraphMaker {
@@ -230,8 +229,7 @@ class GraphMaker {
     scale.shape = {1, 1, 1, 1};
     scale.alignment = 4;
     scale.by_value = true;
-    scale.values = {
-        spec_.scale.value_or(1.0 / std::sqrt(static_cast<double>(spec_.head_dim_qk)))};
+    scale.values = {spec_.scale.value_or(1.0 / std::sqrt(static_cast<double>(spec_.head_dim_qk)))};
     LAWSON_TRY(in[Slots::scale], builder_.input(std::move(scale)));
     if (spec_.bias == BiasKind::post_scale) {
       ir::Tensor bias;
@@ -286,9 +284,9 @@ Result<ir::Graph> forward_graph(const AttentionSpec& spec, bool stats) {
   GraphMaker maker(spec, "forward");
   std::vector<ir::TensorId> in(ir::Attention::kInputs, ir::kNone);
   LAWSON_CHECK(maker.shared<ir::Attention>(in));
-  LAWSON_TRY(auto out, maker.builder().add(ir::Attention{maker.rule()}, in,
-                                           {{"o", spec.output_dtype, true},
-                                            {"stats", std::nullopt, stats}}));
+  LAWSON_TRY(auto out,
+             maker.builder().add(ir::Attention{maker.rule()}, in,
+                                 {{"o", spec.output_dtype, true}, {"stats", std::nullopt, stats}}));
   LAWSON_CHECK(maker.builder().output(out[ir::Attention::o], maker.strides("o", 'o')));
   if (stats) LAWSON_CHECK(maker.builder().output(out[ir::Attention::stats]));
   return std::move(maker).take().finish();
@@ -350,7 +348,8 @@ Result<AttentionSpec> attention_from_json(const Json& document, const std::strin
   LAWSON_TRY(std::string softmax, reader.choice_or("softmax", "vanilla", kSoftmaxes));
   spec.softmax = pick<SoftmaxKind>(softmax, kSoftmaxes);
   LAWSON_TRY(spec.softcap, reader.number_or("softcap", 0));
-  if (spec.softcap < 0) return reader.fail("softcap", "negative; expected 0 (none) or a positive number");
+  if (spec.softcap < 0)
+    return reader.fail("softcap", "negative; expected 0 (none) or a positive number");
   LAWSON_TRY(spec.dropout, reader.number_or("dropout", 0));
   if (spec.dropout < 0 || spec.dropout >= 1) {
     return reader.fail("dropout", fmt::format("{} is not in [0, 1)", spec.dropout));
@@ -370,31 +369,31 @@ Result<AttentionSpec> attention_from_json(const Json& document, const std::strin
 }
 
 Json attention_to_json(const AttentionSpec& spec) {
-  Json document{{"lawson", 1},
-                {"kind", "attention"},
-                {"name", spec.name},
-                {"pass", kPasses[static_cast<std::size_t>(spec.pass)]},
-                {"dtype", to_string(spec.dtype)},
-                {"batch", spec.batch},
-                {"heads", spec.heads},
-                {"kv_heads", spec.kv_heads},
-                {"seqlen_q", spec.seqlen_q},
-                {"seqlen_kv", spec.seqlen_kv},
-                {"head_dim_qk", spec.head_dim_qk},
-                {"head_dim_v", spec.head_dim_v},
-                {"layout", spec.layout},
-                {"mask", spec.mask},
-                {"window", {spec.window_left, spec.window_right}},
-                {"bias", kBiases[static_cast<std::size_t>(spec.bias)]},
-                {"softmax", to_string(spec.softmax)},
-                {"softcap", spec.softcap},
-                {"dropout", spec.dropout},
-                {"scale", spec.scale.value_or(
-                              1.0 / std::sqrt(static_cast<double>(spec.head_dim_qk)))},
-                {"deterministic", spec.deterministic},
-                {"return_stats", spec.return_stats},
-                {"return_max_logit", spec.return_max_logit},
-                {"cuda_graph", spec.cuda_graph}};
+  Json document{
+      {"lawson", 1},
+      {"kind", "attention"},
+      {"name", spec.name},
+      {"pass", kPasses[static_cast<std::size_t>(spec.pass)]},
+      {"dtype", to_string(spec.dtype)},
+      {"batch", spec.batch},
+      {"heads", spec.heads},
+      {"kv_heads", spec.kv_heads},
+      {"seqlen_q", spec.seqlen_q},
+      {"seqlen_kv", spec.seqlen_kv},
+      {"head_dim_qk", spec.head_dim_qk},
+      {"head_dim_v", spec.head_dim_v},
+      {"layout", spec.layout},
+      {"mask", spec.mask},
+      {"window", {spec.window_left, spec.window_right}},
+      {"bias", kBiases[static_cast<std::size_t>(spec.bias)]},
+      {"softmax", to_string(spec.softmax)},
+      {"softcap", spec.softcap},
+      {"dropout", spec.dropout},
+      {"scale", spec.scale.value_or(1.0 / std::sqrt(static_cast<double>(spec.head_dim_qk)))},
+      {"deterministic", spec.deterministic},
+      {"return_stats", spec.return_stats},
+      {"return_max_logit", spec.return_max_logit},
+      {"cuda_graph", spec.cuda_graph}};
   if (spec.output_dtype) document["output_dtype"] = to_string(*spec.output_dtype);
   if (!spec.bias_shape.empty()) document["bias_shape"] = spec.bias_shape;
   if (spec.bias_dtype) document["bias_dtype"] = to_string(*spec.bias_dtype);

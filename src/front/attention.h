@@ -44,7 +44,7 @@ struct AttentionSpec {
   bool return_stats = false;
   bool return_max_logit = false;
   bool cuda_graph = false;
-  Dims seqlens_q;   // given lengths per batch entry, for generated data
+  Dims seqlens_q;  // given lengths per batch entry, for generated data
   Dims seqlens_kv;
   std::map<std::string, Dims> strides;  // q k v o do dq dk dv, in [b,h,s,d] order
 

@@ -18,7 +18,7 @@ struct SpecPart {
 struct Spec {
   std::string kind;  // "attention" | "graph"
   std::string name;
-  Json document;  // as read, with defaults filled in
+  Json document;                // as read, with defaults filled in
   std::vector<SpecPart> parts;  // `training` has two; both must hold
   // Why there are no parts: the document is valid, and asks for what this version cannot express.
   std::vector<Reason> unsupported;

@@ -23,8 +23,8 @@ struct Tensor {
   std::string name;
   DType dtype = DType::f32;
   Dims shape;
-  Dims strides;        // elements; intermediates are contiguous
-  int alignment = 16;  // bytes; what the caller promises for inputs and outputs
+  Dims strides;           // elements; intermediates are contiguous
+  int alignment = 16;     // bytes; what the caller promises for inputs and outputs
   bool by_value = false;  // a host scalar bound at run time
 
   // Run-time data, never part of a key:
@@ -35,7 +35,7 @@ struct Tensor {
 
 struct Node {
   Op op;
-  std::vector<TensorId> inputs;   // fixed slots per op; kNone where optional and absent
+  std::vector<TensorId> inputs;  // fixed slots per op; kNone where optional and absent
   std::vector<TensorId> outputs;
 };
 
@@ -48,9 +48,7 @@ struct Graph {
   std::int32_t output_count = 0;  // tensors [input_count, input_count + output_count)
 
   bool is_input(TensorId id) const { return id >= 0 && id < input_count; }
-  bool is_output(TensorId id) const {
-    return id >= input_count && id < input_count + output_count;
-  }
+  bool is_output(TensorId id) const { return id >= input_count && id < input_count + output_count; }
   // The binding number of inputs and outputs at the ABI and in cuDNN.
   static std::int64_t uid(TensorId id) { return std::int64_t{id} + 1; }
   const Tensor& tensor(TensorId id) const { return tensors[static_cast<std::size_t>(id)]; }

@@ -34,22 +34,23 @@ Result<Dims> common_shape(const Op& op, const Operands& operands) {
 
 Status require_dtype(const Op& op, const Tensor& tensor, DType wanted) {
   if (tensor.dtype == wanted) return {};
-  return wrong(op, fmt::format("operand {} must have dtype {}", describe(tensor), to_string(wanted)));
+  return wrong(op,
+               fmt::format("operand {} must have dtype {}", describe(tensor), to_string(wanted)));
 }
 
 Status require_shape(const Op& op, const Tensor& tensor, std::string_view role,
                      const Dims& wanted) {
   if (tensor.shape == wanted) return {};
-  return wrong(op, fmt::format("{} is {}; expected shape {}", role, describe(tensor),
-                               to_string(wanted)));
+  return wrong(
+      op, fmt::format("{} is {}; expected shape {}", role, describe(tensor), to_string(wanted)));
 }
 
 Result<Results> infer_matmul(const Op& op, const Operands& in, std::optional<DType> dtype) {
   const Tensor& a = *in[0];
   const Tensor& b = *in[1];
   if (a.shape.size() < 2 || b.shape.size() < 2) {
-    return wrong(op, fmt::format("{} x {}: both operands need rank 2 or more", describe(a),
-                                 describe(b)));
+    return wrong(
+        op, fmt::format("{} x {}: both operands need rank 2 or more", describe(a), describe(b)));
   }
   const std::int64_t k = a.shape.back();
   if (k != b.shape[b.shape.size() - 2]) {
@@ -170,8 +171,8 @@ Result<Results> infer_transpose(const Op& op, const Transpose& transpose, const 
 Result<Results> infer_slice(const Op& op, const Slice& slice, const Tensor& x) {
   const std::size_t rank = x.shape.size();
   if (slice.start.size() != rank || slice.limit.size() != rank || slice.stride.size() != rank) {
-    return wrong(op, fmt::format("start, limit and stride need {} entries for {}", rank,
-                                 describe(x)));
+    return wrong(op,
+                 fmt::format("start, limit and stride need {} entries for {}", rank, describe(x)));
   }
   Dims shape;
   for (std::size_t i = 0; i < rank; ++i) {
@@ -191,8 +192,8 @@ Status check_rule(const Op& op, const AttentionRule& rule) {
                                  rule.right));
   }
   if (!std::isfinite(rule.softcap) || rule.softcap < 0) {
-    return wrong(op, fmt::format("softcap {}: expected 0 (none) or a positive number",
-                                 rule.softcap));
+    return wrong(op,
+                 fmt::format("softcap {}: expected 0 (none) or a positive number", rule.softcap));
   }
   return {};
 }
@@ -252,15 +253,16 @@ Status check_attention(const Op& op, const AttentionRule& rule, const AttentionO
   return {};
 }
 
-DType stats_dtype(const Tensor& q) { return q.dtype == DType::f64 ? DType::f64 : DType::f32; }
+DType stats_dtype(const Tensor& q) {
+  return q.dtype == DType::f64 ? DType::f64 : DType::f32;
+}
 
 Result<Results> infer_attention(const Op& op, const Attention& attention, const Operands& in,
                                 std::optional<DType> dtype) {
-  LAWSON_CHECK(check_attention(
-      op, attention.rule,
-      {in[Attention::q], in[Attention::k], in[Attention::v], in[Attention::scale],
-       in[Attention::bias], in[Attention::seqlen_q], in[Attention::seqlen_kv],
-       in[Attention::sink]}));
+  LAWSON_CHECK(check_attention(op, attention.rule,
+                               {in[Attention::q], in[Attention::k], in[Attention::v],
+                                in[Attention::scale], in[Attention::bias], in[Attention::seqlen_q],
+                                in[Attention::seqlen_kv], in[Attention::sink]}));
   const Tensor& q = *in[Attention::q];
   const Dims o{q.shape[0], q.shape[1], q.shape[2], in[Attention::v]->shape[3]};
   return Results{{dtype.value_or(q.dtype), o},
@@ -270,18 +272,18 @@ Result<Results> infer_attention(const Op& op, const Attention& attention, const 
 Result<Results> infer_attention_backward(const Op& op, const AttentionBackward& attention,
                                          const Operands& in, std::optional<DType> dtype) {
   using Slot = AttentionBackward;
-  LAWSON_CHECK(check_attention(op, attention.rule,
-                               {in[Slot::q], in[Slot::k], in[Slot::v], in[Slot::scale],
-                                in[Slot::bias], in[Slot::seqlen_q], in[Slot::seqlen_kv],
-                                in[Slot::sink]}));
+  LAWSON_CHECK(
+      check_attention(op, attention.rule,
+                      {in[Slot::q], in[Slot::k], in[Slot::v], in[Slot::scale], in[Slot::bias],
+                       in[Slot::seqlen_q], in[Slot::seqlen_kv], in[Slot::sink]}));
   const Tensor& q = *in[Slot::q];
   const Tensor& k = *in[Slot::k];
   const Tensor& v = *in[Slot::v];
   const Dims o{q.shape[0], q.shape[1], q.shape[2], v.shape[3]};
   LAWSON_CHECK(require_shape(op, *in[Slot::o], "o", o));
   LAWSON_CHECK(require_shape(op, *in[Slot::dout], "dout", o));
-  LAWSON_CHECK(require_shape(op, *in[Slot::stats], "stats",
-                             {q.shape[0], q.shape[1], q.shape[2], 1}));
+  LAWSON_CHECK(
+      require_shape(op, *in[Slot::stats], "stats", {q.shape[0], q.shape[1], q.shape[2], 1}));
   LAWSON_CHECK(require_dtype(op, *in[Slot::stats], stats_dtype(q)));
   const DType type = dtype.value_or(q.dtype);
   const Tensor* bias = in[Slot::bias];
@@ -315,7 +317,7 @@ DType promote(DType a, DType b) {
   if (a == b) return a;
   if (is_float(a) != is_float(b)) return is_float(a) ? a : b;
   if (bit_width(a) != bit_width(b)) return bit_width(a) > bit_width(b) ? a : b;
-  if (!is_float(a)) return DType::i32;           // i8 with u8
+  if (!is_float(a)) return DType::i32;                  // i8 with u8
   return bit_width(a) == 16 ? DType::f32 : DType::f16;  // f16 with bf16; two 8-bit formats
 }
 

@@ -24,8 +24,8 @@ constexpr std::size_t kMaxNameBytes = 256;
 Result<std::string> read_name(ObjectReader& reader, const std::string& field) {
   LAWSON_TRY(std::string name, reader.string(field));
   if (name.size() > kMaxNameBytes) {
-    return reader.fail(field, fmt::format("a name of {} bytes; at most {}", name.size(),
-                                          kMaxNameBytes));
+    return reader.fail(field,
+                       fmt::format("a name of {} bytes; at most {}", name.size(), kMaxNameBytes));
   }
   return name;
 }
@@ -82,8 +82,8 @@ Status read_rule(ObjectReader& reader, AttentionRule& rule) {
   rule.alignment = alignment == "top_left" ? Alignment::top_left : Alignment::bottom_right;
   LAWSON_TRY(rule.left, reader.integer_or("left", -1, -1, kMaxDim));
   LAWSON_TRY(rule.right, reader.integer_or("right", -1, -1, kMaxDim));
-  LAWSON_TRY(std::string softmax, reader.choice_or("softmax", "vanilla",
-                                                   {"vanilla", "off_by_one", "learnable"}));
+  LAWSON_TRY(std::string softmax,
+             reader.choice_or("softmax", "vanilla", {"vanilla", "off_by_one", "learnable"}));
   rule.softmax = softmax == "vanilla"      ? SoftmaxKind::vanilla
                  : softmax == "off_by_one" ? SoftmaxKind::off_by_one
                                            : SoftmaxKind::learnable;
@@ -93,68 +93,69 @@ Status read_rule(ObjectReader& reader, AttentionRule& rule) {
 }
 
 Status read_attributes(ObjectReader& reader, Op& op) {
-  return std::visit(
-      Overloaded{
-          [&](Unary& u) -> Status {
-            if (u.kind == UnaryKind::leaky_relu) {
-              LAWSON_TRY(u.parameter, reader.number_or("slope", u.parameter));
-            } else if (u.kind == UnaryKind::elu) {
-              LAWSON_TRY(u.parameter, reader.number_or("alpha", u.parameter));
-            }
-            return {};
-          },
-          [&](Clamp& c) -> Status {
-            for (const char* field : {"min", "max"}) {
-              if (!reader.has(field)) return reader.fail(field, "missing; expected a number");
-            }
-            LAWSON_TRY(c.min, reader.number_or("min", 0));
-            LAWSON_TRY(c.max, reader.number_or("max", 0));
-            return {};
-          },
-          [&](Iota& i) -> Status {
-            LAWSON_TRY(i.shape, reader.integers("shape", 0, kMaxDim));
-            LAWSON_TRY(i.axis, reader.integer_or("axis", 0, 0, kMaxRank));
-            return {};
-          },
-          [&](Constant& c) -> Status {
-            if (!reader.has("value")) return reader.fail("value", "missing; expected a number");
-            LAWSON_TRY(c.value, reader.number_or("value", 0));
-            return {};
-          },
-          [&](Broadcast& b) -> Status {
-            LAWSON_TRY(b.shape, reader.integers("shape", 0, kMaxDim));
-            return {};
-          },
-          [&](Reshape& r) -> Status {
-            LAWSON_TRY(r.shape, reader.integers("shape", 0, kMaxDim));
-            return {};
-          },
-          [&](Transpose& t) -> Status {
-            LAWSON_TRY(t.perm, reader.integers("perm", 0, kMaxRank));
-            return {};
-          },
-          [&](Slice& s) -> Status {
-            LAWSON_TRY(s.start, reader.integers("start", 0, kMaxDim));
-            LAWSON_TRY(s.limit, reader.integers("limit", 0, kMaxDim));
-            s.stride = Dims(s.start.size(), 1);
-            if (reader.has("stride")) {
-              LAWSON_TRY(s.stride, reader.integers("stride", 1, kMaxDim));
-            }
-            return {};
-          },
-          [&](Reduce& r) -> Status {
-            LAWSON_TRY(r.axes, reader.integers("axes", 0, kMaxRank));
-            LAWSON_TRY(r.keepdims, reader.boolean_or("keepdims", false));
-            return {};
-          },
-          [&](Attention& a) -> Status { return read_rule(reader, a.rule); },
-          [&](AttentionBackward& a) -> Status {
-            LAWSON_TRY(a.deterministic, reader.boolean_or("deterministic", false));
-            return read_rule(reader, a.rule);
-          },
-          [](auto&) -> Status { return {}; },
-      },
-      op);
+  return std::visit(Overloaded{
+                        [&](Unary& u) -> Status {
+                          if (u.kind == UnaryKind::leaky_relu) {
+                            LAWSON_TRY(u.parameter, reader.number_or("slope", u.parameter));
+                          } else if (u.kind == UnaryKind::elu) {
+                            LAWSON_TRY(u.parameter, reader.number_or("alpha", u.parameter));
+                          }
+                          return {};
+                        },
+                        [&](Clamp& c) -> Status {
+                          for (const char* field : {"min", "max"}) {
+                            if (!reader.has(field))
+                              return reader.fail(field, "missing; expected a number");
+                          }
+                          LAWSON_TRY(c.min, reader.number_or("min", 0));
+                          LAWSON_TRY(c.max, reader.number_or("max", 0));
+                          return {};
+                        },
+                        [&](Iota& i) -> Status {
+                          LAWSON_TRY(i.shape, reader.integers("shape", 0, kMaxDim));
+                          LAWSON_TRY(i.axis, reader.integer_or("axis", 0, 0, kMaxRank));
+                          return {};
+                        },
+                        [&](Constant& c) -> Status {
+                          if (!reader.has("value"))
+                            return reader.fail("value", "missing; expected a number");
+                          LAWSON_TRY(c.value, reader.number_or("value", 0));
+                          return {};
+                        },
+                        [&](Broadcast& b) -> Status {
+                          LAWSON_TRY(b.shape, reader.integers("shape", 0, kMaxDim));
+                          return {};
+                        },
+                        [&](Reshape& r) -> Status {
+                          LAWSON_TRY(r.shape, reader.integers("shape", 0, kMaxDim));
+                          return {};
+                        },
+                        [&](Transpose& t) -> Status {
+                          LAWSON_TRY(t.perm, reader.integers("perm", 0, kMaxRank));
+                          return {};
+                        },
+                        [&](Slice& s) -> Status {
+                          LAWSON_TRY(s.start, reader.integers("start", 0, kMaxDim));
+                          LAWSON_TRY(s.limit, reader.integers("limit", 0, kMaxDim));
+                          s.stride = Dims(s.start.size(), 1);
+                          if (reader.has("stride")) {
+                            LAWSON_TRY(s.stride, reader.integers("stride", 1, kMaxDim));
+                          }
+                          return {};
+                        },
+                        [&](Reduce& r) -> Status {
+                          LAWSON_TRY(r.axes, reader.integers("axes", 0, kMaxRank));
+                          LAWSON_TRY(r.keepdims, reader.boolean_or("keepdims", false));
+                          return {};
+                        },
+                        [&](Attention& a) -> Status { return read_rule(reader, a.rule); },
+                        [&](AttentionBackward& a) -> Status {
+                          LAWSON_TRY(a.deterministic, reader.boolean_or("deterministic", false));
+                          return read_rule(reader, a.rule);
+                        },
+                        [](auto&) -> Status { return {}; },
+                    },
+                    op);
 }
 
 // A name or a list of names; null entries are absent operands.
@@ -187,9 +188,9 @@ Status read_op(const Json& item, const std::string& source, const std::string& p
   auto op = op_from_name(name);
   if (!op) {
     const std::string near = nearest_name(name, all_op_names());
-    return reader.fail("op", near.empty()
-                                 ? fmt::format("'{}' is not an op", name)
-                                 : fmt::format("'{}' is not an op; did you mean '{}'?", name, near));
+    return reader.fail(
+        "op", near.empty() ? fmt::format("'{}' is not an op", name)
+                           : fmt::format("'{}' is not an op; did you mean '{}'?", name, near));
   }
   LAWSON_TRY(auto in, read_names(reader, "in"));
   LAWSON_TRY(auto out, read_names(reader, "out"));
@@ -206,15 +207,15 @@ Status read_op(const Json& item, const std::string& source, const std::string& p
     if (in[i].empty()) continue;
     const auto id = builder.find(in[i]);
     if (!id) {
-      return reader.fail("in", fmt::format("'{}' is not an input and not the result of an earlier op",
-                                           in[i]));
+      return reader.fail(
+          "in", fmt::format("'{}' is not an input and not the result of an earlier op", in[i]));
     }
     inputs[i] = *id;
   }
   if (out.empty()) return reader.fail("out", "missing; expected a name");
   if (out.size() > output_slots(*op)) {
-    return reader.fail("out", fmt::format("{} has {} results, got {} names", name,
-                                          output_slots(*op), out.size()));
+    return reader.fail(
+        "out", fmt::format("{} has {} results, got {} names", name, output_slots(*op), out.size()));
   }
   std::vector<Builder::ResultSpec> results;
   for (std::size_t i = 0; i < out.size(); ++i) {
@@ -294,8 +295,12 @@ void write_attributes(Json& item, const Op& op) {
                    write_rule(item, a.rule);
                    if (a.deterministic) item["deterministic"] = true;
                  },
-                 [](const Matmul&) {}, [](const Convert&) {}, [](const Binary&) {},
-                 [](const Compare&) {}, [](const Logical&) {}, [](const Select&) {},
+                 [](const Matmul&) {},
+                 [](const Convert&) {},
+                 [](const Binary&) {},
+                 [](const Compare&) {},
+                 [](const Logical&) {},
+                 [](const Select&) {},
              },
              op);
 }

@@ -7,9 +7,9 @@ namespace lawson::ir {
 namespace {
 
 constexpr std::array<std::string_view, kUnaryCount> kUnary{
-    "neg",   "abs",   "exp",  "log",        "log1p",   "expm1", "sqrt",  "rsqrt", "reciprocal",
-    "sin",   "cos",   "tan",  "tanh",       "erf",     "ceil",  "floor", "round", "sign",
-    "sigmoid", "relu", "leaky_relu", "relu6", "elu",   "softplus", "silu", "gelu", "gelu_tanh"};
+    "neg",     "abs",  "exp",        "log",   "log1p", "expm1",    "sqrt",  "rsqrt", "reciprocal",
+    "sin",     "cos",  "tan",        "tanh",  "erf",   "ceil",     "floor", "round", "sign",
+    "sigmoid", "relu", "leaky_relu", "relu6", "elu",   "softplus", "silu",  "gelu",  "gelu_tanh"};
 constexpr std::array<std::string_view, kBinaryCount> kBinary{"add", "sub", "mul", "div",
                                                              "pow", "min", "max", "mod"};
 constexpr std::array<std::string_view, kCompareCount> kCompare{"eq", "ne", "lt", "le", "gt", "ge"};
@@ -43,11 +43,21 @@ double default_parameter(UnaryKind kind) {
 
 }  // namespace
 
-std::string_view to_string(UnaryKind kind) { return kUnary[static_cast<std::size_t>(kind)]; }
-std::string_view to_string(BinaryKind kind) { return kBinary[static_cast<std::size_t>(kind)]; }
-std::string_view to_string(CompareKind kind) { return kCompare[static_cast<std::size_t>(kind)]; }
-std::string_view to_string(LogicalKind kind) { return kLogical[static_cast<std::size_t>(kind)]; }
-std::string_view to_string(ReduceKind kind) { return kReduce[static_cast<std::size_t>(kind)]; }
+std::string_view to_string(UnaryKind kind) {
+  return kUnary[static_cast<std::size_t>(kind)];
+}
+std::string_view to_string(BinaryKind kind) {
+  return kBinary[static_cast<std::size_t>(kind)];
+}
+std::string_view to_string(CompareKind kind) {
+  return kCompare[static_cast<std::size_t>(kind)];
+}
+std::string_view to_string(LogicalKind kind) {
+  return kLogical[static_cast<std::size_t>(kind)];
+}
+std::string_view to_string(ReduceKind kind) {
+  return kReduce[static_cast<std::size_t>(kind)];
+}
 
 std::string_view to_string(Alignment alignment) {
   return alignment == Alignment::top_left ? "top_left" : "bottom_right";
@@ -55,33 +65,35 @@ std::string_view to_string(Alignment alignment) {
 
 std::string_view to_string(SoftmaxKind kind) {
   switch (kind) {
-    case SoftmaxKind::vanilla: return "vanilla";
-    case SoftmaxKind::off_by_one: return "off_by_one";
-    case SoftmaxKind::learnable: return "learnable";
+    case SoftmaxKind::vanilla:
+      return "vanilla";
+    case SoftmaxKind::off_by_one:
+      return "off_by_one";
+    case SoftmaxKind::learnable:
+      return "learnable";
   }
   return "vanilla";
 }
 
 std::string op_name(const Op& op) {
-  return std::visit(
-      Overloaded{
-          [](const Unary& unary) { return std::string{to_string(unary.kind)}; },
-          [](const Binary& binary) { return std::string{to_string(binary.kind)}; },
-          [](const Compare& compare) {
-            return std::string{"compare_"}.append(to_string(compare.kind));
-          },
-          [](const Logical& logical) { return std::string{to_string(logical.kind)}; },
-          [](const Reduce& reduce) {
-            return std::string{"reduce_"}.append(to_string(reduce.kind));
-          },
-          [&op](const auto&) {
-            for (const auto& [name, plain] : plain_ops()) {
-              if (plain.index() == op.index()) return std::string{name};
-            }
-            return std::string{};
-          },
-      },
-      op);
+  return std::visit(Overloaded{
+                        [](const Unary& unary) { return std::string{to_string(unary.kind)}; },
+                        [](const Binary& binary) { return std::string{to_string(binary.kind)}; },
+                        [](const Compare& compare) {
+                          return std::string{"compare_"}.append(to_string(compare.kind));
+                        },
+                        [](const Logical& logical) { return std::string{to_string(logical.kind)}; },
+                        [](const Reduce& reduce) {
+                          return std::string{"reduce_"}.append(to_string(reduce.kind));
+                        },
+                        [&op](const auto&) {
+                          for (const auto& [name, plain] : plain_ops()) {
+                            if (plain.index() == op.index()) return std::string{name};
+                          }
+                          return std::string{};
+                        },
+                    },
+                    op);
 }
 
 std::optional<Op> op_from_name(std::string_view name) {

@@ -27,8 +27,33 @@ struct Convert {
 };
 
 enum class UnaryKind : std::uint8_t {
-  neg, abs, exp, log, log1p, expm1, sqrt, rsqrt, reciprocal, sin, cos, tan, tanh, erf, ceil, floor,
-  round, sign, sigmoid, relu, leaky_relu, relu6, elu, softplus, silu, gelu, gelu_tanh,
+  neg,
+  abs,
+  exp,
+  log,
+  log1p,
+  expm1,
+  sqrt,
+  rsqrt,
+  reciprocal,
+  sin,
+  cos,
+  tan,
+  tanh,
+  erf,
+  ceil,
+  floor,
+  round,
+  sign,
+  sigmoid,
+  relu,
+  leaky_relu,
+  relu6,
+  elu,
+  softplus,
+  silu,
+  gelu,
+  gelu_tanh,
 };
 inline constexpr int kUnaryCount = 27;
 
@@ -135,8 +160,8 @@ struct AttentionRule {
 
 // scores = softcap(scale * Q K^T); + bias; + ALiBi; masked; O = softmax(scores) V.
 // Logical shapes: q [b,h,sq,d], k [b,hk,skv,d], v [b,hk,skv,dv], o [b,h,sq,dv], bias [b|1,h|1,sq|1,
-// skv|1], seqlen_q and seqlen_kv [b,1,1,1] i32, sink [1,h,1,1] f32, stats [b,h,sq,1] f32 (log-sum-exp
-// with the sink or the implicit zero included), scale: by-value f32 scalar [1,1,1,1].
+// skv|1], seqlen_q and seqlen_kv [b,1,1,1] i32, sink [1,h,1,1] f32, stats [b,h,sq,1] f32
+// (log-sum-exp with the sink or the implicit zero included), scale: by-value f32 scalar [1,1,1,1].
 struct Attention {
   AttentionRule rule;
   enum In { q, k, v, scale, bias, seqlen_q, seqlen_kv, sink, kInputs };
@@ -152,9 +177,9 @@ struct AttentionBackward {
   bool operator==(const AttentionBackward&) const = default;
 };
 
-using Op = std::variant<Matmul, Convert, Unary, Binary, Compare, Logical, Select, Clamp, Iota,
-                        Constant, Broadcast, Reshape, Transpose, Slice, Reduce, Attention,
-                        AttentionBackward>;
+using Op =
+    std::variant<Matmul, Convert, Unary, Binary, Compare, Logical, Select, Clamp, Iota, Constant,
+                 Broadcast, Reshape, Transpose, Slice, Reduce, Attention, AttentionBackward>;
 
 // For std::visit with one lambda per op.
 template <typename... Ts>

@@ -22,34 +22,33 @@ void add_rule(std::vector<std::string>& out, const AttentionRule& rule) {
 // Everything of an op that is not an operand. Numbers print in the shortest form that reads back.
 std::vector<std::string> attributes(const Op& op) {
   std::vector<std::string> out;
-  std::visit(Overloaded{
-                 [&](const Unary& u) {
-                   if (u.parameter != 0) out.push_back(fmt::format("parameter={}", u.parameter));
-                 },
-                 [&](const Clamp& c) {
-                   out.push_back(fmt::format("min={}, max={}", c.min, c.max));
-                 },
-                 [&](const Iota& i) { out.push_back(fmt::format("axis={}", i.axis)); },
-                 [&](const Constant& c) { out.push_back(fmt::format("{}", c.value)); },
-                 [&](const Transpose& t) { out.push_back("perm=" + to_string(t.perm)); },
-                 [&](const Slice& s) {
-                   out.push_back(fmt::format("start={}, limit={}, stride={}", to_string(s.start),
-                                             to_string(s.limit), to_string(s.stride)));
-                 },
-                 [&](const Reduce& r) {
-                   out.push_back("axes=" + to_string(r.axes));
-                   if (r.keepdims) out.emplace_back("keepdims");
-                 },
-                 [&](const Attention& a) { add_rule(out, a.rule); },
-                 [&](const AttentionBackward& a) {
-                   add_rule(out, a.rule);
-                   if (a.deterministic) out.emplace_back("deterministic");
-                 },
-                 [](const Matmul&) {}, [](const Convert&) {}, [](const Binary&) {},
-                 [](const Compare&) {}, [](const Logical&) {}, [](const Select&) {},
-                 [](const Broadcast&) {}, [](const Reshape&) {},  // the result's shape says it
-             },
-             op);
+  std::visit(
+      Overloaded{
+          [&](const Unary& u) {
+            if (u.parameter != 0) out.push_back(fmt::format("parameter={}", u.parameter));
+          },
+          [&](const Clamp& c) { out.push_back(fmt::format("min={}, max={}", c.min, c.max)); },
+          [&](const Iota& i) { out.push_back(fmt::format("axis={}", i.axis)); },
+          [&](const Constant& c) { out.push_back(fmt::format("{}", c.value)); },
+          [&](const Transpose& t) { out.push_back("perm=" + to_string(t.perm)); },
+          [&](const Slice& s) {
+            out.push_back(fmt::format("start={}, limit={}, stride={}", to_string(s.start),
+                                      to_string(s.limit), to_string(s.stride)));
+          },
+          [&](const Reduce& r) {
+            out.push_back("axes=" + to_string(r.axes));
+            if (r.keepdims) out.emplace_back("keepdims");
+          },
+          [&](const Attention& a) { add_rule(out, a.rule); },
+          [&](const AttentionBackward& a) {
+            add_rule(out, a.rule);
+            if (a.deterministic) out.emplace_back("deterministic");
+          },
+          [](const Matmul&) {}, [](const Convert&) {}, [](const Binary&) {}, [](const Compare&) {},
+          [](const Logical&) {}, [](const Select&) {}, [](const Broadcast&) {},
+          [](const Reshape&) {},  // the result's shape says it
+      },
+      op);
   return out;
 }
 
@@ -132,10 +131,10 @@ std::string to_dot(const Graph& graph) {
   }
   for (std::size_t n = 0; n < graph.nodes.size(); ++n) {
     const Node& node = graph.nodes[n];
-    out += fmt::format("  n{} [shape=ellipse, label=\"{}\"];\n", n,
-                       escaped(fmt::format("{}{}{}", op_name(node.op),
-                                           attributes(node.op).empty() ? "" : "\n",
-                                           fmt::join(attributes(node.op), ", "))));
+    out += fmt::format(
+        "  n{} [shape=ellipse, label=\"{}\"];\n", n,
+        escaped(fmt::format("{}{}{}", op_name(node.op), attributes(node.op).empty() ? "" : "\n",
+                            fmt::join(attributes(node.op), ", "))));
     for (const TensorId id : node.inputs) {
       if (id != kNone) out += fmt::format("  t{} -> n{};\n", id, n);
     }

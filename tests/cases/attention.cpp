@@ -54,8 +54,9 @@ void draw_mask(Dice& dice, Json& spec, Profile profile) {
       const std::int64_t limit = spec[full];
       Json lengths = Json::array();
       for (std::int64_t b = 0; b < spec["batch"].get<std::int64_t>(); ++b) {
-        const std::int64_t drawn =
-            dice.chance(20) ? limit : dice.chance(10) ? 0 : dice.below(limit + 1);
+        const std::int64_t drawn = dice.chance(20)   ? limit
+                                   : dice.chance(10) ? 0
+                                                     : dice.below(limit + 1);
         lengths.push_back(std::max(drawn, shortest));
       }
       spec[field] = lengths;

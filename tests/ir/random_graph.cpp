@@ -163,7 +163,8 @@ Json rewritten(const Graph& graph, std::uint64_t seed) {
   while (!waiting.empty()) {
     const auto ready = [&](const Json& op) {
       return std::all_of(op["in"].begin(), op["in"].end(), [&](const Json& name) {
-        return name.is_null() || std::find(known.begin(), known.end(), name.get<std::string>()) != known.end();
+        return name.is_null() ||
+               std::find(known.begin(), known.end(), name.get<std::string>()) != known.end();
       });
     };
     const auto start =
