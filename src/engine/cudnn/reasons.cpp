@@ -505,6 +505,14 @@ std::vector<Reason> explain(const StageError& failure, const ir::Graph& graph, c
   for (Reason& reason : reasons_of_engines(parse_refusals(failure.text), subject, graph, device)) {
     reasons.push_back(std::move(reason));
   }
+  const auto says = [&reasons](std::string_view code) {
+    return std::any_of(reasons.begin(), reasons.end(),
+                       [code](const Reason& reason) { return reason.code == code; });
+  };
+  if (device.compute_capability < kFirstRuntimeCompiled && says("compute_capability")) {
+    // The engines that are left take other graphs; what they miss in this one helps nobody.
+    std::erase_if(reasons, [](const Reason& reason) { return reason.code == "graph_pattern"; });
+  }
   if (has(failure.text, "reduction_descriptor")) {
     for (const ir::Node& node : graph.nodes) {
       if (!std::holds_alternative<ir::Reduce>(node.op)) continue;
