@@ -12,13 +12,10 @@ namespace {
 
 constexpr std::array kSettingsPrefixes{offsetof(lawson_settings, max_workers)};
 
-// docs/design.md, "Environment variables"; NVTE_ names are aliases.
+// What changes the answers: docs/design.md, "Environment variables" and the search for cuDNN.
 constexpr std::array kVariables{
-    "LAWSON_DEBUG",        "LAWSON_DEBUG_LEVEL",          "LAWSON_CACHE_DEBUG", "LAWSON_CACHE_DIR",
-    "LAWSON_CACHE",        "LAWSON_BUNDLE_PATH",          "LAWSON_ENGINE",      "LAWSON_POLICY",
-    "LAWSON_CUDNN",        "LAWSON_NUM_THREADS",          "LAWSON_LIBEXEC",     "NVTE_DEBUG",
-    "NVTE_DEBUG_LEVEL",    "NVTE_FUSED_ATTN_CACHE_DEBUG", "CUDA_HOME",          "CUDA_PATH",
-    "CUDA_VISIBLE_DEVICES"};
+    "LAWSON_CUDNN",   "LAWSON_NVRTC", "LAWSON_LIBEXEC", "LAWSON_ENGINE", "LAWSON_NUM_THREADS",
+    "LAWSON_CPU_ISA", "VIRTUAL_ENV",  "CUDA_HOME",      "CUDA_PATH",     "CUDA_VISIBLE_DEVICES"};
 
 Json describe_process() {
   Json variables = Json::object();
