@@ -11,6 +11,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <new>
 #include <string>
 #include <system_error>
 #include <thread>
@@ -51,12 +52,20 @@ struct Job {
   std::int64_t count;
   std::size_t scratch_bytes;
   std::atomic<std::int64_t> next{0};
+  std::atomic<bool> out_of_memory{false};
   int helpers = 0;  // pool threads inside work(); guarded by the pool's mutex
 
   bool open() const { return next.load(std::memory_order_relaxed) < count; }
 
-  void work(std::byte* scratch) {
-    for (std::int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) task(i, scratch);
+  // What a thread of the pool threw would end the process, and what the caller threw would leave
+  // the others with a job that is gone.
+  void work(std::byte* scratch) noexcept {
+    try {
+      for (std::int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) task(i, scratch);
+    } catch (const std::bad_alloc&) {
+      out_of_memory = true;
+      next = count;
+    }
   }
 };
 
@@ -194,6 +203,9 @@ Status parallel_for(std::int64_t count, std::size_t scratch_bytes, const Task& t
     job.work(scratch);
   } else {
     pool().run(job, scratch);
+  }
+  if (job.out_of_memory) {
+    return error(ErrorKind::out_of_memory, "cpu engine: no memory in one of {} tasks", count);
   }
   return {};
 }

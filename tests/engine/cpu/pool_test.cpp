@@ -8,6 +8,7 @@
 #include <atomic>
 #include <filesystem>
 #include <functional>
+#include <new>
 #include <thread>
 #include <vector>
 
@@ -49,6 +50,17 @@ bool covers(std::int64_t count, std::size_t scratch_bytes) {
     if (v != 1) return false;
   }
   return true;
+}
+
+TEST(Pool, ATaskWithoutMemoryIsAnError) {
+  for (const std::int64_t count : {1, 1000}) {
+    const Status status = parallel_for(count, 0, [&](std::int64_t i, std::byte*) {
+      if (i == count / 2) throw std::bad_alloc{};
+    });
+    ASSERT_FALSE(status.ok());
+    EXPECT_EQ(status.error().kind, ErrorKind::out_of_memory);
+  }
+  EXPECT_TRUE(covers(1000, 0));
 }
 
 std::size_t threads_of_this_process() {
