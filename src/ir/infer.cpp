@@ -226,9 +226,13 @@ Status check_attention(const Op& op, const AttentionRule& rule, const AttentionO
   }
   if (in.scale != nullptr) {
     LAWSON_CHECK(require_shape(op, *in.scale, "scale", {1, 1, 1, 1}));
+    LAWSON_CHECK(require_dtype(op, *in.scale, DType::f32));
     if (!in.scale->by_value) return wrong(op, "scale must be a by-value scalar");
   }
   if (in.bias != nullptr) {
+    if (!is_float(in.bias->dtype)) {
+      return wrong(op, fmt::format("bias {}: expected a float type", describe(*in.bias)));
+    }
     const auto merged = broadcast_shape(in.bias->shape, {q[0], q[1], q[2], k[2]});
     if (in.bias->shape.size() != 4 || !merged || *merged != Dims{q[0], q[1], q[2], k[2]}) {
       return wrong(op, fmt::format("bias {} does not broadcast to {}", describe(*in.bias),

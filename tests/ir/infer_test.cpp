@@ -155,7 +155,9 @@ TEST(Infer, AttentionRefusals) {
   refused([](Case& c) { c.q.dtype = c.k.dtype = c.v.dtype = DType::i8; }, "float");
   refused([](Case& c) { c.scale = tensor(DType::f32, {1, 1, 1, 1}, "scale"); }, "by-value");
   refused([](Case& c) { c.bias = tensor(DType::f32, {2, 3, 16, 32}, "bias"); }, "broadcast");
+  refused([](Case& c) { c.scale = tensor(DType::f16, {1, 1, 1, 1}, "scale"); }, "f32");
   refused([](Case& c) { c.bias = tensor(DType::f32, {16, 32}, "bias"); }, "broadcast");
+  refused([](Case& c) { c.bias = tensor(DType::boolean, {2, 8, 16, 32}, "bias"); }, "float type");
   refused([](Case& c) { c.op.rule.padding = true; }, "padding needs both");
   refused(
       [](Case& c) {
