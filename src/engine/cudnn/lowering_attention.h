@@ -108,13 +108,15 @@ class AttentionLowering {
                               .set_data_type(Type::FLOAT));
   }
 
+  // A bound that reaches over the whole tensor is none; the frontend's bounds are of type int.
+  bool bounds(std::int64_t bound) const { return bound >= 0 && bound < facts_.s_q + facts_.s_kv; }
   // The frontend's left bound excludes: it keeps j > i - bound.
   std::optional<std::int64_t> left_bound() const {
-    if (facts_.rule->left < 0) return std::nullopt;
+    if (!bounds(facts_.rule->left)) return std::nullopt;
     return facts_.rule->left + 1;
   }
   std::optional<std::int64_t> right_bound() const {
-    if (facts_.rule->right < 0) return std::nullopt;
+    if (!bounds(facts_.rule->right)) return std::nullopt;
     return facts_.rule->right;
   }
   fe::DiagonalAlignment_t alignment() const {

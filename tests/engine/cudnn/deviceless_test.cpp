@@ -354,6 +354,20 @@ TEST(Deviceless, NoScaleIsBakedIntoAPlan) {
   EXPECT_EQ(plans[0].bytes, plans[1].bytes);
 }
 
+TEST(Deviceless, AWindowWiderThanAnIntIsNone) {
+  const Device h200 = target("h200");
+  std::vector<PlanBytes> plans;
+  for (const std::int64_t left : {std::int64_t{-1}, std::int64_t{1} << 32}) {
+    const ir::Graph graph = attention({{"mask", "causal"}, {"window", {left, 0}}});
+    const auto plan = engine().compile(graph, h200, {}, std::nullopt, {});
+    ASSERT_TRUE(plan.ok()) << plan.error().message;
+    auto unpacked = unpack_plan(plan->bytes);
+    ASSERT_TRUE(unpacked.ok());
+    plans.push_back(std::move(unpacked->bytes));
+  }
+  EXPECT_EQ(plans[0].data, plans[1].data);
+}
+
 TEST(Deviceless, ExplicitEngineConfigs) {
   const ir::Graph graph = product("bf16", "bf16", 1024, 1024, 1024, "gelu");
   const Device h200 = target("h200");
