@@ -44,9 +44,9 @@ std::vector<std::string> split_passes(std::string_view text) {
 }
 
 Result<std::int64_t> positive_or(std::int64_t value, std::int64_t fallback, const char* name) {
-  if (value < 0 || value > kMaxDim) {
-    return invalid("options.{}: {} is not allowed; expected 0 (the default, {}) to {}", name, value,
-                   fallback, kMaxDim);
+  if (value < 0) {  // what is too large the front end says
+    return invalid("options.{}: {} is not allowed; expected 0 (the default, {}) or more", name,
+                   value, fallback);
   }
   return value == 0 ? fallback : value;
 }

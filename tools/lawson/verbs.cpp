@@ -68,7 +68,7 @@ void add_target_option(CLI::App* verb, std::vector<std::string>& targets,
 }
 
 void add_model_options(CLI::App* verb, ModelOptions& options) {
-  const CLI::Range sizes(std::int64_t{1}, std::int64_t{1} << 40, "1 to 2^40");
+  const CLI::Range sizes(std::int64_t{1}, (std::int64_t{1} << 31) - 1, "1 to 2^31-1");
   verb->add_option("--batch", options.batch, "sequences in a batch of a model (default 1)")
       ->type_name("N")
       ->check(sizes);
