@@ -151,6 +151,9 @@ class SaveAndLoad(Case):
         refused("a.npy", "256 bytes")
         write_npy(folder / "a.npy", "<f4", [2, 4, 2**62], zeros)
         refused("a.npy")
+        # 2^40 bytes: no memory is taken for them.
+        write_npy(folder / "a.npy", "<f4", [2, 4, 2**35], zeros)
+        refused("a.npy", "1099511627776 bytes")
         (folder / "a.npy").write_bytes(b"not numpy's")
         refused("a.npy", "is not a .npy file")
         (folder / "a.npy").write_bytes(b"\x93NUMPY\x01\x00\xff\xff")

@@ -150,12 +150,20 @@ Array read_npy(const std::string& path, std::size_t max_bytes) {
     throw bad_input(
         fmt::format("{}: shape {} is larger than expected", path, shape_text(array.shape)));
   }
+  const auto wrong_size = [&] {
+    return bad_input(fmt::format("{}: does not have the {} bytes of data that its shape {} needs",
+                                 path, bytes, shape_text(array.shape)));
+  };
+  // Before memory is taken for what a header only says.
+  const std::streamoff start_of_data = file.tellg();
+  const std::streamoff end = file.seekg(0, std::ios::end).tellg();
+  if (end < start_of_data || static_cast<std::size_t>(end - start_of_data) != bytes) {
+    throw wrong_size();
+  }
+  file.seekg(start_of_data);
   array.data.resize(bytes);
   file.read(reinterpret_cast<char*>(array.data.data()), static_cast<std::streamsize>(bytes));
-  if (static_cast<std::size_t>(file.gcount()) != bytes || file.get() != EOF) {
-    throw bad_input(fmt::format("{}: does not have the {} bytes of data that its shape {} needs",
-                                path, bytes, shape_text(array.shape)));
-  }
+  if (static_cast<std::size_t>(file.gcount()) != bytes) throw wrong_size();
   return array;
 }
 
