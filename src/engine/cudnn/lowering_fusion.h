@@ -625,8 +625,9 @@ class FusionLowering {
         mode = Mode::MAX;
         break;
       case BinaryKind::mod:
-        return refuse("op_not_in_cudnn", node,
-                      "cuDNN's remainder has the sign of the dividend, mod that of the divisor");
+        return refuse("op_not_lowered", node,
+                      "mod has the sign of the dividend, and whether cuDNN's remainder has it was "
+                      "not measured");
     }
     return finish_pointwise(node, mode, {node.inputs[0], node.inputs[1]});
   }
