@@ -70,7 +70,10 @@ class GemmSpec {
   // x * w (+ bias), in f32.
   std::string product(const std::string& weight, const std::string& bias, const std::string& out) {
     Dims strides = gemm_.w_strides;
-    if (strides.empty() && !gemm_.weight_in_out) strides = {gemm_.k * gemm_.n, 1, gemm_.k};
+    if (strides.empty() && !gemm_.weight_in_out) {
+      const Dims stored = contiguous_strides({gemm_.heads, gemm_.n, gemm_.k});  // of any sizes
+      strides = {stored[0], stored[2], stored[1]};
+    }
     graph_.input(weight, dtype_, {gemm_.heads, gemm_.k, gemm_.n}, strides);
     if (gemm_.bias) graph_.input(bias, dtype_, {1, 1, gemm_.n});
     std::string value = graph_.op("matmul", {"x", weight}, out);

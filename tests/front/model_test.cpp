@@ -761,6 +761,16 @@ TEST(ModelErrors, SurviveEveryWrongValueInEveryField) {
   }
 }
 
+TEST(ModelErrors, SizesThatOverflowTogetherAreRefusedAsSpecs) {
+  Json config = example("llama-3.1-8b");
+  config["hidden_size"] = config["head_dim"] = 2147483647;
+  config["num_attention_heads"] = config["num_key_value_heads"] = 1;
+  const Json qkv = spec(derive(config, "huge"), "gemm.qkv.prefill");
+  const auto read = spec_from_json(qkv, "huge.json");
+  ASSERT_FALSE(read.ok());
+  EXPECT_NE(read.error().message.find("inputs[1]"), std::string::npos) << read.error().message;
+}
+
 TEST(ModelNames, ComeFromTheFileOrItsFolder) {
   const Json config = example("llama-3.1-8b");
   const auto name = [&](const char* source) { return model_from_json(config, source, {})->name; };
