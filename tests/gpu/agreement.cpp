@@ -135,7 +135,8 @@ void examine(Machine& machine, bool bitwise, Row& row) {
   row.ratio = judged->comparison.max_ratio();
   row.executed = judged->comparison.ok() ? "ok" : "wrong";
   if (!judged->comparison.ok()) row.detail = judged->comparison.text();
-  if (bitwise && live->decision == deviceless->decision) {
+  // What is wrong by a known defect is wrong in the other plan too.
+  if (bitwise && judged->comparison.ok() && live->decision == deviceless->decision) {
     compare_bitwise(machine, *graph, how, *judged, row);
   }
 }
