@@ -188,12 +188,15 @@ std::optional<Defect> known_defect(const ir::Graph& graph, const Device& device,
                                    int cudnn_version) {
   const auto facts = attention_facts(graph);
   const Question question{graph, facts ? &*facts : nullptr, device.compute_capability};
+  // Of several the first, but one that bars before one that only marks.
+  const Row* found = nullptr;
   for (const Row& row : kRows) {
     if (cudnn_version < row.first_version || cudnn_version > row.last_version) continue;
     if (!row.applies(question)) continue;
-    return Defect{row.id, row.message, row.source, row.field, row.barred};
+    if (found == nullptr || (row.barred && !found->barred)) found = &row;
   }
-  return std::nullopt;
+  if (found == nullptr) return std::nullopt;
+  return Defect{found->id, found->message, found->source, found->field, found->barred};
 }
 
 }  // namespace lawson::cudnn

@@ -69,6 +69,10 @@ TEST(Defects, RepeatedBias) {
   EXPECT_EQ(defect_of(with_bias({1, 2, 256, 1}, "backward"), 900, 91900), "bias-repeated-backward");
   EXPECT_EQ(defect_of(with_bias({1, 2, 1, 256}, "forward"), 900, 91900), "");
   EXPECT_EQ(defect_of(with_bias({1, 2, 1, 1}, "forward"), 900, 91900), "bias-per-head-forward");
+  // What is refused is not hidden by what is only marked: 320 keys are half a tile too many.
+  EXPECT_EQ(
+      defect_of(attention({{"bias", "post_scale"}, {"bias_shape", {1, 2, 1, 320}}}), 900, 91900),
+      "bias-repeated-backward");
 }
 
 TEST(Defects, LengthsThatNoPlanKnows) {
