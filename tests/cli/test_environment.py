@@ -20,10 +20,10 @@ def has_gpu():
 class Missing(Case):
     def unavailable(self, *words, **variables):
         env = environment(**variables)
-        for arguments in (("probe", SEED, "--target", "h200"),
+        for arguments in (("probe", SEED, "--target", "b200"),
                           ("explain", SEED, "--target", "a100"),
                           ("check", MODELS / "gpt2.json", "--target", "a100,b200"),
-                          ("compile", SEED, "--target", "h200", "-o", self.folder / "x.bundle")):
+                          ("compile", SEED, "--target", "b200", "-o", self.folder / "x.bundle")):
             with self.subTest(verb=arguments[0]):
                 result = self.expect(3, *arguments, env=env)
                 self.assertNotIn("unsupported", result.out + result.err)
@@ -37,7 +37,7 @@ class Missing(Case):
         self.unavailable("LAWSON_CUDNN", "/nonexistent", LAWSON_CUDNN="/nonexistent")
 
     def test_cudnn_option(self):
-        result = self.expect(3, "probe", SEED, "--target", "h200", "--cudnn", "/nonexistent")
+        result = self.expect(3, "probe", SEED, "--target", "b200", "--cudnn", "/nonexistent")
         self.assertIn("/nonexistent", result.err)
 
     def test_nvrtc(self):
@@ -65,7 +65,7 @@ class Missing(Case):
         self.assertEqual(others[0]["verdict"]["verdict"], "unsupported")
         self.assertIn(path, others[0]["change"])
         self.assertEqual(others[1]["verdict"]["error"]["kind"], "unavailable")
-        self.expect(2, "probe", SEED, "--target", "h200", "--cudnn", path, "--cudnn", path)
+        self.expect(2, "probe", SEED, "--target", "b200", "--cudnn", path, "--cudnn", path)
 
     def test_the_cpu_engine_needs_none_of_it(self):
         env = environment(LAWSON_CUDNN="/nonexistent", LAWSON_NVRTC="/nonexistent",
@@ -85,7 +85,7 @@ class Host(Case):
     @unittest.skipIf(has_gpu(), "with a GPU the host itself judges")
     def test_never_maps_what_belongs_to_the_workers(self):
         process = subprocess.Popen([BIN, "check", str(MODELS / "llama-3.1-8b.json"), "--target",
-                                    "a100,h200", "--pass", "decode"], env=environment(),
+                                    "a100,b200", "--pass", "decode"], env=environment(),
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         seen = set()
         looks = 0
@@ -106,7 +106,7 @@ class Host(Case):
 
     @unittest.skipIf(SANITIZED, "sanitizers take memory of their own")
     def test_memory_of_the_tool_itself(self):
-        target = "v100,a100,l40s,h200,b200" if WITH_CUDNN else "cpu"
+        target = "v100,a100,l40s,h100-sxm,b200" if WITH_CUDNN else "cpu"
         result = self.expect(0, "check", MODELS / "gpt-oss-20b.json", MODELS / "gemma-2-9b.json",
                              "--target", target, "--pass", "decode,training")
         self.assertLessEqual(result.peak_bytes, 60 << 20)

@@ -71,6 +71,22 @@ class BadInput(Case):
         }.items():
             self.refused(self.write(name, content), name)
 
+    def test_a_field_given_twice(self):
+        self.refused(self.write("a.json", json.dumps(attention())[:-1] + ', "heads": 4}'),
+                     "a.json", "'heads'", "twice")
+
+    def test_control_characters(self):
+        for name in ("a\0b", "a\x1b[31m", "a\nb", "a\x7f"):
+            self.refused(self.write("a.json", attention(name=name)), "a.json", "'name'", "control")
+            inputs = [{"name": name, "dtype": "f32", "shape": [2]}]
+            ops = [{"op": "neg", "in": [name], "out": "c"}]
+            self.refused(self.write("g.json", graph(inputs=inputs, ops=ops)), "g.json",
+                         "inputs[0].name", "control")
+            ops = [{"op": "neg", "in": ["a"], "out": [name]}]
+            self.refused(self.write("h.json", graph(ops=ops)), "h.json", "ops[0].out", "control")
+        result = self.refused(self.write("f.json", attention(**{"a\x1b[31m": 1})), "a?[31m")
+        self.assertNotIn("\x1b", result.err)
+
     def test_empty(self):
         self.refused(self.write("empty.json", b""), "empty.json", "is empty")
         self.refused(self.write("blank.json", b" \n\n"), "blank.json", "is empty")
@@ -189,6 +205,9 @@ class Usage(Case):
         self.refused(["run", seed, "--engine", "abacus"], "--engine", "abacus", "cpu")
         self.refused(["run", seed, "--engine", "cpu", "--target", "h200"], "--target", "h200")
         self.refused(["run", seed, "--engine", "cpu", "--repeat", "0"], "--repeat", "0")
+        for seed_value in ("-1", str(2**64), "1.5", "x"):
+            self.refused(["run", seed, "--engine", "cpu", f"--seed={seed_value}"], "--seed",
+                         seed_value)
         self.refused(["probe", seed, "--target", "cpu", "--engine", "abacus"], "abacus")
         self.refused(["compile", seed, "--target", "cpu"], "--output")
         self.refused(["compile", seed, "--target", "cpu", "--engine", "abacus", "-o",

@@ -189,8 +189,8 @@ class OnTargets(Schema):
             self.assertIn(capability, verdict["reasons"][0]["message"])
 
     def test_undecided_is_3(self):
-        verdict = self.expect(3, "probe", SPECS / "mm-f64.json", "--target", "h200", "--json").json
-        self.check_verdict(verdict, "h200")
+        verdict = self.expect(3, "probe", SPECS / "mm-f64.json", "--target", "h100-sxm", "--json").json
+        self.check_verdict(verdict, "h100-sxm")
         self.assertEqual(verdict["verdict"], "undecided")
 
     def test_check_names_a_probed_neighbour_of_every_no(self):
