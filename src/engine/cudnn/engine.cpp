@@ -407,7 +407,7 @@ class CudnnEngine : public Engine {
     if (const Failure failure = (*lowered)->judge(handle.get())) {
       const Fault fault = classify(*failure, !device.present());
       if (fault == Fault::unsupported ||
-          (fault == Fault::undecided && !nvrtc_knows(device, found))) {
+          (fault == Fault::undecided && (!nvrtc_knows(device, found) || attention_facts(graph)))) {
         return refuse(explain(*failure, graph, device, found.cudnn_version));
       }
       if (fault != Fault::undecided) return to_error(*failure, fault, device);

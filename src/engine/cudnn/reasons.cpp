@@ -17,6 +17,8 @@ namespace {
 
 constexpr std::string_view kStatus = "CUDNN_STATUS_";
 constexpr std::size_t kMaxReasons = 8;
+constexpr std::string_view kTooManyOps = "exceeds MAX_OPGRAPH_OPS";
+constexpr int kMostOps = 250;               // of cuDNN 9.19, measured with pointwise ops
 constexpr int kFirstRuntimeCompiled = 800;  // no run-time-compiled engine takes anything older
 
 bool has(std::string_view text, std::string_view part) {
@@ -304,7 +306,10 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
   bool all_too_new = true;
   std::map<std::pair<std::string, std::string>, std::vector<int>> by_text;
   std::vector<std::pair<std::string, std::string>> order;
+  const auto facts = attention_facts(graph);
   for (const EngineRefusal& refusal : refusals) {
+    // cuBLASLt's engine takes no attention; what it says of one differs from call to call.
+    if (facts && refusal.engine == 0) continue;
     if (refusal.status == "NOT_SUPPORTED_ARCH_MISMATCH") {
       const int lowest = lowest_capability(refusal);
       if (lowest > device.compute_capability && (needed == 0 || lowest < needed)) needed = lowest;
@@ -323,7 +328,6 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
                                    subject, capability_of(device), compute_capability_text(needed)),
                        "target"});
   }
-  const auto facts = attention_facts(graph);
   if (facts && facts->backward && facts->rule->softcap > 0 &&
       facts->node->outputs[ir::AttentionBackward::dbias] != ir::kNone) {
     reasons.push_back(
@@ -453,6 +457,7 @@ Fault classify(const StageError& failure, bool deviceless) {
     return Fault::environment;
   }
   if (any(statuses, is_out_of_memory) || failure.code == "BAD_ALLOC") return Fault::out_of_memory;
+  if (has(failure.text, kTooManyOps)) return Fault::unsupported;  // reported as BAD_PARAM
   if (std::find(statuses.begin(), statuses.end(), "INTERNAL_ERROR_COMPILATION_FAILED") !=
       statuses.end()) {
     return failure.stage == "build_plan" ? Fault::compile_failed : Fault::broken;
@@ -500,6 +505,15 @@ std::vector<Reason> explain(const StageError& failure, const ir::Graph& graph, c
       if (reasons.empty() || reason->code != reasons.front().code) reasons.push_back(*reason);
       return reasons;
     }
+    if (!reasons.empty()) return reasons;
+  }
+  if (has(failure.text, kTooManyOps)) {
+    return {
+        {"graph_size",
+         fmt::format("{}: {} ops; cuDNN takes at most {} operations in one graph (measured with "
+                     "9.19)",
+                     subject, graph.nodes.size(), kMostOps),
+         "ops"}};
   }
   if (failure.stage == "build_plan") return {build_reason(failure, subject, graph, device)};
   for (Reason& reason : reasons_of_engines(parse_refusals(failure.text), subject, graph, device)) {

@@ -258,6 +258,30 @@ TEST(Reasons, UndecidedNamesTheEngine) {
   EXPECT_EQ(reasons[1].code, "data_type");
 }
 
+TEST(Reasons, OfAttentionCublasltSaysNothing) {
+  // What engine 0 says of a refused attention differs with what the process judged before.
+  const StageError failure{"heuristics", "HEURISTIC_QUERY_FAILED", kCublas};
+  const auto graph = attention({{"pass", "backward"}});
+  const auto old = explain(failure, graph, device("t4", 750), 91900);
+  ASSERT_EQ(old.size(), 1U);
+  EXPECT_EQ(old[0].code, "compute_capability");
+  const auto reasons = explain(failure, graph, device("h200", 900), 91900);
+  ASSERT_EQ(reasons.size(), 1U);
+  EXPECT_NE(reasons[0].message.find("engine 7"), std::string::npos) << reasons[0].message;
+}
+
+TEST(Reasons, MoreOpsThanCudnnTakesAreAnAnswer) {
+  const StageError failure{"build_operation_graph", "CUDNN_BACKEND_API_FAILED",
+                           "CUDNN_BACKEND_OPERATIONGRAPH_DESCRIPTOR: numOps exceeds "
+                           "MAX_OPGRAPH_OPS cudnn_status: CUDNN_STATUS_BAD_PARAM"};
+  EXPECT_EQ(classify(failure, true), Fault::unsupported);
+  const auto reasons = explain(failure, matmul(), device("h200", 900), 91900);
+  ASSERT_EQ(reasons.size(), 1U);
+  EXPECT_EQ(reasons[0].code, "graph_size");
+  EXPECT_EQ(reasons[0].field, "ops");
+  EXPECT_NE(reasons[0].message.find("250"), std::string::npos);
+}
+
 TEST(Reasons, WorkspaceNamesBothSizes) {
   const StageError failure{
       "check_support", "GRAPH_EXECUTION_PLAN_CREATION_FAILED",
