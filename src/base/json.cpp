@@ -3,11 +3,17 @@
 #include <algorithm>
 #include <cmath>
 #include <fstream>
+#include <functional>
 #include <optional>
 #include <system_error>
+#include <unordered_set>
 
 namespace lawson {
 namespace {
+
+bool is_control(char c) {
+  return (static_cast<unsigned char>(c) < 0x20) || c == 0x7F;
+}
 
 // The value as it was written, cut so that a message stays one readable line.
 std::string shown(const Json& value) {
@@ -18,7 +24,12 @@ std::string shown(const Json& value) {
 
 // Names come from the document too, and may be anything.
 std::string shortened(std::string_view name) {
-  return name.size() <= 80 ? std::string{name} : fmt::format("{}...", name.substr(0, 77));
+  std::string text =
+      name.size() <= 80 ? std::string{name} : fmt::format("{}...", name.substr(0, 77));
+  for (char& c : text) {
+    if (is_control(c)) c = '?';
+  }
+  return text;
 }
 
 // Counts brackets outside of strings. Up to a document's first syntax error this is its depth.
@@ -56,6 +67,24 @@ std::size_t edit_distance(std::string_view a, std::string_view b) {
   return row[b.size()];
 }
 
+// Of two fields of one name the parser would keep the last without a word.
+struct UniqueKeys {
+  bool operator()(int, Json::parse_event_t event, const Json& value) {
+    if (event == Json::parse_event_t::object_start) {
+      objects.emplace_back();
+    } else if (event == Json::parse_event_t::object_end) {
+      objects.pop_back();
+    } else if (event == Json::parse_event_t::key) {
+      const auto& name = value.get_ref<const std::string&>();
+      if (!objects.back().insert(name).second && !repeated) repeated = name;
+    }
+    return true;
+  }
+
+  std::vector<std::unordered_set<std::string>> objects;
+  std::optional<std::string> repeated;
+};
+
 // Reads without building anything, and stops at the first level too deep.
 class DepthCheck : public nlohmann::json_sax<Json> {
  public:
@@ -90,6 +119,10 @@ class DepthCheck : public nlohmann::json_sax<Json> {
 
 }  // namespace
 
+bool has_control(std::string_view text) {
+  return std::any_of(text.begin(), text.end(), is_control);
+}
+
 Result<Json> parse_json(std::string_view text, const std::string& source) {
   if (text.size() > kMaxDocumentBytes) {
     return invalid("{}: the document has {} bytes; at most {} are read", source, text.size(),
@@ -99,7 +132,13 @@ Result<Json> parse_json(std::string_view text, const std::string& source) {
     return invalid("{}: nested deeper than {} levels", source, kMaxDocumentDepth);
   }
   try {
-    return Json::parse(text);
+    UniqueKeys unique;
+    Json document = Json::parse(text, std::ref(unique));
+    if (unique.repeated) {
+      return invalid("{}: field '{}': appears twice in one object", source,
+                     shortened(*unique.repeated));
+    }
+    return document;
   } catch (const Json::exception& e) {
     // nlohmann's text starts with an id in brackets; what follows says line, column and cause.
     std::string_view what = e.what();
@@ -229,7 +268,11 @@ Result<std::string> ObjectReader::string(const std::string& field) {
   const Json* value = find(field);
   if (value == nullptr) return fail(field, "missing; expected a string");
   if (!value->is_string()) return fail_value(field, *value, "a string");
-  return value->get<std::string>();
+  auto text = value->get<std::string>();
+  if (has_control(text)) {
+    return fail_value(field, *value, "a string without control characters");
+  }
+  return text;
 }
 
 Result<std::string> ObjectReader::string_or(const std::string& field, std::string fallback) {

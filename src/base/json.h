@@ -22,6 +22,9 @@ inline constexpr int kMaxDocumentDepth = 64;
 // Parses one document. `source` is the file's name (or a description) for messages.
 Result<Json> parse_json(std::string_view text, const std::string& source);
 
+// Control characters would cut names short at the C ABI (NUL) and reach terminals.
+bool has_control(std::string_view text);
+
 // CBOR that somebody else wrote: depth is bounded before anything recurses over it.
 Result<Json> parse_cbor(std::string_view bytes);
 

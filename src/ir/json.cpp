@@ -172,10 +172,12 @@ Result<std::vector<std::string>> read_names(ObjectReader& reader, const std::str
     if (item.is_null()) {
       names.emplace_back();
     } else if (item.is_string() && !item.get_ref<const std::string&>().empty() &&
-               item.get_ref<const std::string&>().size() <= kMaxNameBytes) {
+               item.get_ref<const std::string&>().size() <= kMaxNameBytes &&
+               !has_control(item.get_ref<const std::string&>())) {
       names.push_back(item.get<std::string>());
     } else {
-      return reader.fail_value(field, item, "a tensor name of at most 256 bytes, or null");
+      return reader.fail_value(
+          field, item, "a tensor name of at most 256 bytes without control characters, or null");
     }
   }
   return names;
