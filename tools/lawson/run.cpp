@@ -3,12 +3,14 @@
 #include <fmt/ranges.h>
 
 #include <cctype>
+#include <charconv>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
 #include <optional>
+#include <system_error>
 
 #include "input.h"
 #include "npy.h"
@@ -437,7 +439,16 @@ void add_run(CLI::App& app, Session& session) {
   verb->add_flag("--verify", arguments->verify,
                  "compare with the float64 oracle; exit 1 if not ok");
   verb->add_option("--seed", arguments->seed, "of the generated inputs (default 0)")
-      ->type_name("N");
+      ->type_name("N")
+      ->check(
+          [](const std::string& text) {
+            std::uint64_t value = 0;
+            const auto [end, error] =
+                std::from_chars(text.data(), text.data() + text.size(), value);
+            const bool ok = error == std::errc{} && end == text.data() + text.size();
+            return ok ? std::string{} : "Value " + text + " not in range 0 to 2^64 - 1";
+          },
+          "");
   verb->add_option("--repeat", arguments->repeat, "timed executions after one warm-up (default 5)")
       ->type_name("N")
       ->check(CLI::Range(1, 1000000));
