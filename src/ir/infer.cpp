@@ -191,9 +191,10 @@ Status check_rule(const Op& op, const AttentionRule& rule) {
     return wrong(op, fmt::format("window [{}, {}]: bounds are -1 (none) or at least 0", rule.left,
                                  rule.right));
   }
-  if (!std::isfinite(rule.softcap) || rule.softcap < 0) {
+  if (!std::isfinite(rule.softcap) || rule.softcap < 0 || rule.softcap > 1e30) {
     return wrong(op,
-                 fmt::format("softcap {}: expected 0 (none) or a positive number", rule.softcap));
+                 fmt::format("softcap {}: expected 0 (none) or a positive number up to 1e30",
+                             rule.softcap));
   }
   return {};
 }
