@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <iterator>
 
 #include "ir/infer.h"
 
@@ -103,24 +104,32 @@ Result<std::vector<TensorId>> Builder::add(Op op, std::vector<TensorId> inputs,
   const std::size_t slots = output_slots(op);
   results.resize(slots, ResultSpec{{}, std::nullopt, false});
   LAWSON_TRY(auto inferred, infer(op, operands, results[0].dtype));
-  std::vector<TensorId> ids;
   for (std::size_t i = 0; i < slots; ++i) {
     LAWSON_CHECK(check_result(op, i, results[i].wanted, operands));
+  }
+  // A refused node leaves nothing behind.
+  std::vector<TensorId> ids;
+  std::vector<Tensor> made;
+  for (std::size_t i = 0; i < slots; ++i) {
     if (!results[i].wanted) {
       ids.push_back(kNone);
       continue;
     }
+    const std::size_t next = graph_.tensors.size() + made.size();
     Tensor tensor;
-    tensor.name = results[i].name.empty() ? fmt::format("t{}", graph_.tensors.size())
-                                          : std::move(results[i].name);
-    if (find(tensor.name)) return invalid("the name '{}' is used twice", tensor.name);
+    tensor.name = results[i].name.empty() ? fmt::format("t{}", next) : std::move(results[i].name);
+    const auto same_name = [&tensor](const Tensor& other) { return other.name == tensor.name; };
+    if (find(tensor.name) || std::any_of(made.begin(), made.end(), same_name)) {
+      return invalid("the name '{}' is used twice", tensor.name);
+    }
     tensor.dtype = i > 0 && results[i].dtype ? *results[i].dtype : inferred[i].dtype;
     tensor.shape = inferred[i].shape;
     tensor.strides = contiguous_strides(tensor.shape);
     LAWSON_CHECK(check_layout(tensor));
-    ids.push_back(static_cast<TensorId>(graph_.tensors.size()));
-    graph_.tensors.push_back(std::move(tensor));
+    ids.push_back(static_cast<TensorId>(next));
+    made.push_back(std::move(tensor));
   }
+  std::move(made.begin(), made.end(), std::back_inserter(graph_.tensors));
   graph_.nodes.push_back({std::move(op), std::move(inputs), ids});
   return ids;
 }

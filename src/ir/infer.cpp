@@ -192,9 +192,8 @@ Status check_rule(const Op& op, const AttentionRule& rule) {
                                  rule.right));
   }
   if (!std::isfinite(rule.softcap) || rule.softcap < 0 || rule.softcap > 1e30) {
-    return wrong(op,
-                 fmt::format("softcap {}: expected 0 (none) or a positive number up to 1e30",
-                             rule.softcap));
+    return wrong(op, fmt::format("softcap {}: expected 0 (none) or a positive number up to 1e30",
+                                 rule.softcap));
   }
   return {};
 }
