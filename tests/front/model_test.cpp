@@ -20,7 +20,7 @@ namespace {
 namespace fs = std::filesystem;
 
 fs::path root() {
-  return fs::path(__FILE__).parent_path().parent_path().parent_path();
+  return LAWSON_SOURCE_DIR;
 }
 
 Json example(const std::string& name) {
