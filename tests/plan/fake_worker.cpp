@@ -77,7 +77,10 @@ void obey(int channel, const Json& request) {
   if (order == "deep") return write_bytes(channel, frame_of(std::string(1 << 20, '\x81')));
   if (order == "not an object") return send(channel, Json::array({1, 2}));
   if (order == "wrong id") reply["id"] = 12345;
-  if (order == "two replies") send(channel, reply);
+  if (order == "two replies") {  // in one write: nobody sees the first without the second
+    const std::string frame = *encode_frame(reply);
+    return write_bytes(channel, frame + frame);
+  }
   if (order == "half") {
     write_bytes(channel, encode_frame(reply)->substr(0, 12));
     ::_exit(0);
