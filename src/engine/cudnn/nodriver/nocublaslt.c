@@ -12,6 +12,7 @@ enum { SUCCESS = 0, NOT_INITIALIZED = 1 };  // cublasStatus_t
 typedef struct Opaque* Handle;
 static char handle_target;
 
+// NOLINTBEGIN(readability-identifier-naming): the names are cuBLASLt's.
 EXPORT size_t cublasLtGetVersion(void) {
   return 130000;
 }
@@ -59,3 +60,4 @@ FAILS(cublasLtMatmulAlgoCapGetAttribute)
 FAILS(cublasLtMatmulAlgoConfigGetAttribute)
 FAILS(cublasLtMatmulAlgoConfigSetAttribute)
 FAILS(cublasLtMatmul)
+// NOLINTEND(readability-identifier-naming)
