@@ -190,7 +190,9 @@ lawson_status lawson_graph_dot(const lawson_graph* graph, lawson_text** text) {
 
 size_t lawson_graph_tensor_count(const lawson_graph* graph) {
   if (graph == nullptr) return 0;
-  return static_cast<std::size_t>(graph->graph.input_count + graph->graph.output_count);
+  const ir::Graph& content = graph->graph;
+  return static_cast<std::size_t>(content.input_count) +
+         static_cast<std::size_t>(content.output_count);
 }
 
 lawson_status lawson_graph_tensor(const lawson_graph* graph, size_t index,
