@@ -1,10 +1,13 @@
 #include "plan/inputs.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstring>
 #include <map>
 #include <numbers>
+
+#include "base/philox.h"
 
 namespace lawson::plan {
 namespace {
@@ -290,20 +293,6 @@ std::vector<Binding> bindings_of(std::span<const Buffer> inputs, std::span<const
   for (const Buffer& buffer : inputs) bindings.push_back(buffer.binding());
   for (const Buffer& buffer : outputs) bindings.push_back(buffer.binding());
   return bindings;
-}
-
-std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
-                                    std::array<std::uint32_t, 2> key) {
-  for (int round = 0; round < 10; ++round) {
-    const std::uint64_t a = std::uint64_t{0xD2511F53U} * counter[0];
-    const std::uint64_t b = std::uint64_t{0xCD9E8D57U} * counter[2];
-    counter = {
-        static_cast<std::uint32_t>(b >> 32) ^ counter[1] ^ key[0], static_cast<std::uint32_t>(b),
-        static_cast<std::uint32_t>(a >> 32) ^ counter[3] ^ key[1], static_cast<std::uint32_t>(a)};
-    key[0] += 0x9E3779B9U;
-    key[1] += 0xBB67AE85U;
-  }
-  return counter;
 }
 
 }  // namespace lawson::plan

@@ -2,7 +2,6 @@
 // and tests. Values depend on (seed, tensor name, logical index) only, not on layout or platform.
 #pragma once
 
-#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -55,9 +54,5 @@ Result<std::vector<Buffer>> make_inputs(const ir::Graph& graph, std::uint64_t se
 std::vector<Buffer> make_outputs(const ir::Graph& graph);
 
 std::vector<Binding> bindings_of(std::span<const Buffer> inputs, std::span<const Buffer> outputs);
-
-// Philox4x32-10 (Salmon et al. 2011).
-std::array<std::uint32_t, 4> philox(std::array<std::uint32_t, 4> counter,
-                                    std::array<std::uint32_t, 2> key);
 
 }  // namespace lawson::plan
