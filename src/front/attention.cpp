@@ -1,12 +1,17 @@
+// An attention spec as documents: read, checked, written.
 #include "front/attention.h"
+
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
+
+#include "front/attention_layout.h"
 
 namespace lawson::front {
 namespace {
 
-using ir::Alignment;
 using ir::SoftmaxKind;
 
 const std::vector<std::string> kPasses{"forward", "backward", "training"};
@@ -18,13 +23,12 @@ const std::vector<std::string> kMasks{"none",
                                       "padding_causal_bottom_right"};
 const std::vector<std::string> kBiases{"none", "pre_scale", "post_scale", "alibi"};
 const std::vector<std::string> kSoftmaxes{"vanilla", "off_by_one", "learnable"};
-const std::vector<std::string> kDenseWords{"bshd", "sbhd", "bhsd"};
 const std::vector<std::string> kDTypes{"f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2"};
-
-// Every layout of the spec; those with 3, 2 or t are ragged or packed.
-const std::vector<std::string> kOtherLayouts{
-    "thd",        "bs3hd",      "sb3hd",    "t3hd",       "bsh3d",      "sbh3d",   "th3d",
-    "bshd_bs2hd", "sbhd_sb2hd", "thd_t2hd", "bshd_bsh2d", "sbhd_sbh2d", "thd_th2d"};
+const std::vector<std::string> kBiasDTypes{"f16", "bf16", "f32", "f64"};
+const std::vector<std::string> kMaskDTypes{"bool", "f16", "bf16", "f32", "f64"};
+const std::vector<std::string> kStrategies{"ring", "all_gather", "all_to_all"};
+const std::vector<std::string> kRecipes{"none", "delayed", "current", "mxfp8"};
+const std::vector<std::string> kStrided{"q", "k", "v", "o", "do", "dq", "dk", "dv"};
 
 template <typename Enum>
 Enum pick(const std::string& word, const std::vector<std::string>& words) {
@@ -32,48 +36,13 @@ Enum pick(const std::string& word, const std::vector<std::string>& words) {
   return static_cast<Enum>(it - words.begin());
 }
 
-// One word per tensor q, k, v; a single word stands for all three.
-std::vector<std::string> layout_words(const std::string& layout) {
-  std::vector<std::string> words;
-  std::size_t start = 0;
-  while (true) {
-    const std::size_t end = layout.find('_', start);
-    words.push_back(layout.substr(start, end - start));
-    if (end == std::string::npos) break;
-    start = end + 1;
-  }
-  if (words.size() == 1) words.resize(3, words[0]);
-  return words;
+template <typename Enum>
+const std::string& word_of(Enum value, const std::vector<std::string>& words) {
+  return words[static_cast<std::size_t>(value)];
 }
 
-bool is_dense(const std::string& layout) {
-  const auto words = layout_words(layout);
-  return words.size() == 3 && std::all_of(words.begin(), words.end(), [](const std::string& word) {
-           return std::find(kDenseWords.begin(), kDenseWords.end(), word) != kDenseWords.end();
-         });
-}
-
-bool is_known_layout(const std::string& layout) {
-  if (is_dense(layout)) return true;
-  if (std::find(kOtherLayouts.begin(), kOtherLayouts.end(), layout) != kOtherLayouts.end()) {
-    return true;
-  }
-  const auto words = layout_words(layout);
-  return words.size() == 3 && std::all_of(words.begin(), words.end(), [](const std::string& word) {
-           return word == "thd" ||
-                  std::find(kDenseWords.begin(), kDenseWords.end(), word) != kDenseWords.end();
-         });
-}
-
-// Strides of a tensor of `shape` [b,h,s,d] stored as `word` says. The sizes are not checked yet,
-// and contiguous_strides() takes any.
-Dims strides_of(const std::string& word, const Dims& shape) {
-  Dims stored;
-  for (const char axis : word) stored.push_back(shape[std::string_view{"bhsd"}.find(axis)]);
-  const Dims packed = contiguous_strides(stored);
-  Dims strides;
-  for (const char axis : {'b', 'h', 's', 'd'}) strides.push_back(packed[word.find(axis)]);
-  return strides;
+bool has_bias_tensor(const AttentionSpec& spec) {
+  return spec.bias == BiasKind::pre_scale || spec.bias == BiasKind::post_scale;
 }
 
 Status read_shapes(ObjectReader& reader, AttentionSpec& spec) {
@@ -84,10 +53,8 @@ Status read_shapes(ObjectReader& reader, AttentionSpec& spec) {
   LAWSON_TRY(spec.seqlen_kv, reader.integer_or("seqlen_kv", spec.seqlen_q, 0, kMaxDim));
   LAWSON_TRY(spec.head_dim_qk, reader.integer("head_dim_qk", 1, kMaxDim));
   LAWSON_TRY(spec.head_dim_v, reader.integer_or("head_dim_v", spec.head_dim_qk, 1, kMaxDim));
-  if (spec.heads % spec.kv_heads != 0) {
-    return reader.fail("kv_heads", fmt::format("{} is not allowed; heads = {} must be a multiple",
-                                               spec.kv_heads, spec.heads));
-  }
+  LAWSON_TRY(spec.total_q, reader.integer_or("total_q", 0, 0, kMaxDim));
+  LAWSON_TRY(spec.total_kv, reader.integer_or("total_kv", 0, 0, kMaxDim));
   return {};
 }
 
@@ -103,45 +70,96 @@ Status read_window(ObjectReader& reader, AttentionSpec& spec) {
   return {};
 }
 
-Status read_bias(ObjectReader& reader, AttentionSpec& spec) {
+Status read_scores(ObjectReader& reader, AttentionSpec& spec) {
   LAWSON_TRY(std::string bias, reader.choice_or("bias", "none", kBiases));
   spec.bias = pick<BiasKind>(bias, kBiases);
-  LAWSON_TRY(std::string dtype, reader.choice_or("bias_dtype", "", {"f16", "bf16", "f32", "f64"}));
+  LAWSON_TRY(std::string dtype, reader.choice_or("bias_dtype", "", kBiasDTypes));
   if (!dtype.empty()) spec.bias_dtype = dtype_from_string(dtype);
   LAWSON_TRY(spec.bias_grad, reader.boolean_or("bias_grad", false));
-  const bool tensor = spec.bias == BiasKind::pre_scale || spec.bias == BiasKind::post_scale;
-  if (tensor) spec.bias_shape = {1, spec.heads, spec.seqlen_q, spec.seqlen_kv};
+  if (has_bias_tensor(spec)) spec.bias_shape = {1, spec.heads, spec.seqlen_q, spec.seqlen_kv};
   if (reader.has("bias_shape")) {
-    LAWSON_TRY(Dims shape, reader.integers("bias_shape", 0, kMaxDim));
-    const Dims full{spec.batch, spec.heads, spec.seqlen_q, spec.seqlen_kv};
-    bool fits = shape.size() == 4;
-    for (std::size_t i = 0; fits && i < 4; ++i) fits = shape[i] == full[i] || shape[i] == 1;
-    if (!fits) {
-      return reader.fail("bias_shape",
-                         fmt::format("{} is not allowed; each entry of {} is full or 1",
-                                     to_string(shape), to_string(full)));
-    }
-    if (!tensor) return reader.fail("bias_shape", "given without a pre_scale or post_scale bias");
-    spec.bias_shape = shape;
+    LAWSON_TRY(spec.bias_shape, reader.integers("bias_shape", 0, kMaxDim));
   }
-  if (spec.bias_grad && !tensor) {
-    return reader.fail("bias_grad", "true without a pre_scale or post_scale bias");
+  if (const Json* mask = reader.find("attn_mask")) {
+    ObjectReader fields(*mask, reader.source(), "attn_mask");
+    spec.attn_mask.emplace();
+    LAWSON_TRY(std::string type, fields.choice_or("dtype", "bool", kMaskDTypes));
+    spec.attn_mask->dtype = *dtype_from_string(type);
+    spec.attn_mask->shape = {1, 1, spec.seqlen_q, spec.seqlen_kv};
+    if (fields.has("shape")) {
+      LAWSON_TRY(spec.attn_mask->shape, fields.integers("shape", 0, kMaxDim));
+    }
+    LAWSON_CHECK(fields.finish());
+  }
+  if (const Json* slopes = reader.find("alibi_slopes")) {
+    if (slopes->is_boolean()) {
+      spec.alibi_slopes = slopes->get<bool>();
+    } else if (slopes->is_array()) {
+      spec.alibi_slopes = true;
+      for (const Json& value : *slopes) {
+        if (!value.is_number() || !std::isfinite(value.get<double>())) {
+          return reader.fail_value("alibi_slopes", value, "a finite number");
+        }
+        spec.alibi_slope_values.push_back(value.get<double>());
+      }
+    } else {
+      return reader.fail_value("alibi_slopes", *slopes, "true, or one number per head");
+    }
+  }
+  LAWSON_TRY(std::string softmax, reader.choice_or("softmax", "vanilla", kSoftmaxes));
+  spec.softmax = pick<SoftmaxKind>(softmax, kSoftmaxes);
+  LAWSON_TRY(spec.softcap, reader.number_or("softcap", 0));
+  LAWSON_TRY(spec.dropout, reader.number_or("dropout", 0));
+  LAWSON_TRY(spec.return_dropout_mask, reader.boolean_or("return_dropout_mask", false));
+  LAWSON_TRY(spec.dropout_mask_input, reader.boolean_or("dropout_mask", false));
+  if (reader.has("scale")) {
+    LAWSON_TRY(spec.scale, reader.number_or("scale", 1));
   }
   return {};
 }
 
 Status read_lengths(ObjectReader& reader, AttentionSpec& spec) {
-  const bool padding = spec.mask.starts_with("padding");
-  for (const auto& [field, lengths, limit] :
-       {std::tuple{"seqlens_q", &spec.seqlens_q, spec.seqlen_q},
-        std::tuple{"seqlens_kv", &spec.seqlens_kv, spec.seqlen_kv}}) {
+  for (const auto& [field, lengths] :
+       {std::pair{"seqlens_q", &spec.seqlens_q}, std::pair{"seqlens_kv", &spec.seqlens_kv},
+        std::pair{"seqlens_q_padded", &spec.seqlens_q_padded},
+        std::pair{"seqlens_kv_padded", &spec.seqlens_kv_padded}}) {
     if (!reader.has(field)) continue;
-    LAWSON_TRY(*lengths, reader.integers(field, 0, limit));
-    if (static_cast<std::int64_t>(lengths->size()) != spec.batch) {
-      return reader.fail(field,
-                         fmt::format("{} lengths for batch {}", lengths->size(), spec.batch));
-    }
-    if (!padding) return reader.fail(field, "lengths are used only with a padding mask");
+    LAWSON_TRY(*lengths, reader.integers(field, 0, kMaxDim));
+  }
+  const bool padded = !spec.seqlens_q_padded.empty() || !spec.seqlens_kv_padded.empty();
+  LAWSON_TRY(spec.has_padded_offsets, reader.boolean_or("padded_offsets", padded));
+  return {};
+}
+
+Status read_cache(ObjectReader& reader, AttentionSpec& spec) {
+  if (const Json* paged = reader.find("paged")) {
+    ObjectReader fields(*paged, reader.source(), "paged");
+    PagedCache cache;
+    LAWSON_TRY(cache.page_size_k, fields.integer("page_size_k", 1, kMaxDim));
+    LAWSON_TRY(cache.page_size_v, fields.integer_or("page_size_v", cache.page_size_k, 1, kMaxDim));
+    LAWSON_TRY(cache.pages, fields.integer_or("pages", 0, 0, kMaxDim));
+    LAWSON_CHECK(fields.finish());
+    spec.paged = cache;
+  }
+  LAWSON_TRY(spec.append, reader.integer_or("append", 0, 0, kMaxDim));
+  return {};
+}
+
+Status read_context(ObjectReader& reader, AttentionSpec& spec) {
+  if (const Json* fp8 = reader.find("fp8")) {
+    ObjectReader fields(*fp8, reader.source(), "fp8");
+    LAWSON_TRY(std::string recipe, fields.choice_or("recipe", "none", kRecipes));
+    LAWSON_CHECK(fields.finish());
+    spec.fp8 = pick<Fp8Recipe>(recipe, kRecipes);
+  }
+  if (const Json* parallel = reader.find("context_parallel")) {
+    ObjectReader fields(*parallel, reader.source(), "context_parallel");
+    ContextParallel context;
+    LAWSON_TRY(std::string strategy, fields.choice_or("strategy", "ring", kStrategies));
+    context.strategy = pick<CpStrategy>(strategy, kStrategies);
+    LAWSON_TRY(context.size, fields.integer("size", 1, 4096));
+    LAWSON_CHECK(fields.finish());
+    spec.context_parallel = context;
   }
   return {};
 }
@@ -150,173 +168,192 @@ Status read_strides(ObjectReader& reader, AttentionSpec& spec) {
   const Json* strides = reader.find("strides");
   if (strides == nullptr) return {};
   ObjectReader entries(*strides, reader.source(), "strides");
-  for (const char* tensor : {"q", "k", "v", "o", "do", "dq", "dk", "dv"}) {
+  for (const std::string& tensor : kStrided) {
     if (!entries.has(tensor)) continue;
-    LAWSON_TRY(Dims values, entries.integers(tensor, 0, kMaxElements));
-    if (values.size() != 4) {
-      return entries.fail(tensor, "expected 4 strides, in [b, h, s, d] order");
-    }
-    spec.strides[tensor] = values;
+    LAWSON_TRY(spec.strides[tensor], entries.integers(tensor, 0, kMaxElements));
   }
   return entries.finish();
 }
 
-// Fields that belong to the spec and that no engine is given yet.
-Status read_not_lowered(ObjectReader& reader, AttentionSpec& spec) {
-  for (const char* field : {"paged", "fp8", "total_q", "total_kv", "seqlens_q_padded",
-                            "seqlens_kv_padded", "attn_mask", "alibi_slopes", "context_parallel"}) {
-    if (const Json* value = reader.find(field)) {
-      spec.not_lowered.emplace_back(field, value->dump(-1, ' ', true).substr(0, 60));
-    }
-  }
-  if (!is_dense(spec.layout)) spec.not_lowered.emplace_back("layout", spec.layout);
-  if (spec.dtype == DType::f8e4m3 || spec.dtype == DType::f8e5m2) {
-    spec.not_lowered.emplace_back("dtype", to_string(spec.dtype));
-  }
-  if (spec.bias == BiasKind::pre_scale) spec.not_lowered.emplace_back("bias", "pre_scale");
-  if (spec.dropout > 0) spec.not_lowered.emplace_back("dropout", fmt::format("{}", spec.dropout));
-  if (spec.return_max_logit) spec.not_lowered.emplace_back("return_max_logit", "true");
-  return {};
+using Problem = std::optional<FieldProblem>;
+
+template <typename... Args>
+FieldProblem problem(std::string field, fmt::format_string<Args...> format, Args&&... args) {
+  return {std::move(field), fmt::format(format, std::forward<Args>(args)...)};
 }
 
-// Builds the operands that both passes share, in the slots of `Slots`.
-class GraphMaker {
- public:
-  GraphMaker(const AttentionSpec& spec, const char* pass)
-      : spec_{spec}, words_{layout_words(spec.layout)}, builder_{spec.name + "." + pass} {}
-
-  ir::Builder& builder() { return builder_; }
-  ir::Builder take() && { return std::move(builder_); }
-
-  Dims shape(char tensor) const {
-    const bool is_kv = tensor == 'k' || tensor == 'v';
-    return {spec_.batch, is_kv ? spec_.kv_heads : spec_.heads,
-            is_kv ? spec_.seqlen_kv : spec_.seqlen_q,
-            tensor == 'q' || tensor == 'k' ? spec_.head_dim_qk : spec_.head_dim_v};
+Problem check_layout(const AttentionSpec& spec) {
+  const auto layout = parse_layout(spec.layout);
+  if (!layout) {
+    return problem("layout",
+                   "'{}' is not a layout; expected one of {}, or three of bshd, sbhd, bhsd, thd "
+                   "joined by '_'",
+                   spec.layout.substr(0, 60), fmt::join(layout_names(), ", "));
   }
-
-  // Strides of a tensor shaped and stored like `like` (q, k, v or o), unless the spec gives them.
-  Dims strides(const std::string& tensor, char like) const {
-    if (const auto it = spec_.strides.find(tensor); it != spec_.strides.end()) return it->second;
-    const std::size_t word = like == 'k' ? 1U : like == 'v' ? 2U : 0U;
-    return strides_of(words_[word], shape(like));
+  using Packing = Layout::Packing;
+  if (layout->packing != Packing::separate && spec.head_dim_qk != spec.head_dim_v) {
+    return problem("head_dim_v",
+                   "{} is not allowed; k and v share the memory of layout {}, so it "
+                   "is head_dim_qk = {}",
+                   spec.head_dim_v, spec.layout, spec.head_dim_qk);
   }
-
-  Result<ir::TensorId> input(const std::string& name, char like, DType dtype) {
-    ir::Tensor tensor;
-    tensor.name = name;
-    tensor.dtype = dtype;
-    tensor.shape = shape(like);
-    tensor.strides = strides(name, like);
-    return builder_.input(std::move(tensor));
+  const bool all = layout->packing == Packing::qkv_s3hd || layout->packing == Packing::qkv_h3d;
+  if (all && spec.kv_heads != spec.heads) {
+    return problem("kv_heads",
+                   "{} is not allowed; q, k and v share the memory of layout {}, so it "
+                   "is heads = {}",
+                   spec.kv_heads, spec.layout, spec.heads);
   }
-
-  Result<ir::TensorId> stats() {
-    ir::Tensor tensor;
-    tensor.name = "stats";
-    tensor.dtype = spec_.dtype == DType::f64 ? DType::f64 : DType::f32;
-    tensor.shape = {spec_.batch, spec_.heads, spec_.seqlen_q, 1};
-    return builder_.input(std::move(tensor));
+  if (all && spec.seqlen_kv != spec.seqlen_q) {
+    return problem("seqlen_kv",
+                   "{} is not allowed; q, k and v share the memory of layout {}, so "
+                   "it is seqlen_q = {}",
+                   spec.seqlen_kv, spec.layout, spec.seqlen_q);
   }
-
-  template <typename Slots>
-  Status shared(std::vector<ir::TensorId>& in) {
-    LAWSON_TRY(in[Slots::q], input("q", 'q', spec_.dtype));
-    LAWSON_TRY(in[Slots::k], input("k", 'k', spec_.dtype));
-    LAWSON_TRY(in[Slots::v], input("v", 'v', spec_.dtype));
-    ir::Tensor scale;
-    scale.name = "scale";
-    scale.shape = {1, 1, 1, 1};
-    scale.alignment = 4;
-    scale.by_value = true;
-    scale.values = {spec_.scale.value_or(1.0 / std::sqrt(static_cast<double>(spec_.head_dim_qk)))};
-    LAWSON_TRY(in[Slots::scale], builder_.input(std::move(scale)));
-    if (spec_.bias == BiasKind::post_scale) {
-      ir::Tensor bias;
-      bias.name = "bias";
-      bias.dtype = spec_.bias_dtype.value_or(spec_.dtype);
-      bias.shape = spec_.bias_shape;
-      LAWSON_TRY(in[Slots::bias], builder_.input(std::move(bias)));
+  if (spec.paged && (layout->ragged_kv() || layout->packing != Packing::separate)) {
+    return problem("layout",
+                   "'{}' is not a layout of pages; the words of k and v are bshd, sbhd "
+                   "or bhsd",
+                   spec.layout);
+  }
+  for (const auto& [field, total, ragged] :
+       {std::tuple{"total_q", spec.total_q, layout->ragged_q()},
+        std::tuple{"total_kv", spec.total_kv, layout->ragged_kv()}}) {
+    if (total != 0 && !ragged) {
+      return problem(field, "given, and layout {} is not ragged there", spec.layout);
     }
-    if (spec_.mask.starts_with("padding")) {
-      LAWSON_TRY(in[Slots::seqlen_q], lengths("seqlen_q", spec_.seqlen_q, spec_.seqlens_q));
-      LAWSON_TRY(in[Slots::seqlen_kv], lengths("seqlen_kv", spec_.seqlen_kv, spec_.seqlens_kv));
+  }
+  for (const auto& [tensor, strides] : spec.strides) {
+    if (std::find(kStrided.begin(), kStrided.end(), tensor) == kStrided.end()) {
+      return problem("strides." + tensor, "is none of {}", fmt::join(kStrided, ", "));
     }
-    if (spec_.softmax == SoftmaxKind::learnable) {
-      ir::Tensor sink;
-      sink.name = "sink";
-      sink.shape = {1, spec_.heads, 1, 1};
-      LAWSON_TRY(in[Slots::sink], builder_.input(std::move(sink)));
+    if (strides.size() != 4) {
+      return problem("strides." + tensor, "expected 4 strides, in [b, h, s, d] order");
     }
-    return {};
   }
-
-  ir::AttentionRule rule() const {
-    ir::AttentionRule rule;
-    rule.padding = spec_.mask.starts_with("padding");
-    if (spec_.mask.ends_with("bottom_right")) rule.alignment = Alignment::bottom_right;
-    rule.left = spec_.window_left;
-    rule.right = spec_.window_right;
-    if (spec_.mask.find("causal") != std::string::npos) rule.right = 0;
-    rule.softmax = spec_.softmax;
-    rule.softcap = spec_.softcap;
-    rule.alibi = spec_.bias == BiasKind::alibi;
-    return rule;
-  }
-
- private:
-  Result<ir::TensorId> lengths(const std::string& name, std::int64_t limit, const Dims& given) {
-    ir::Tensor tensor;
-    tensor.name = name;
-    tensor.dtype = DType::i32;
-    tensor.shape = {spec_.batch, 1, 1, 1};
-    tensor.domain = std::pair{std::min<std::int64_t>(1, limit), limit};
-    for (const std::int64_t length : given) tensor.values.push_back(static_cast<double>(length));
-    return builder_.input(std::move(tensor));
-  }
-
-  const AttentionSpec& spec_;
-  std::vector<std::string> words_;
-  ir::Builder builder_;
-};
-
-Result<ir::Graph> forward_graph(const AttentionSpec& spec, bool stats) {
-  GraphMaker maker(spec, "forward");
-  std::vector<ir::TensorId> in(ir::Attention::kInputs, ir::kNone);
-  LAWSON_CHECK(maker.shared<ir::Attention>(in));
-  LAWSON_TRY(auto out,
-             maker.builder().add(ir::Attention{maker.rule()}, in,
-                                 {{"o", spec.output_dtype, true}, {"stats", std::nullopt, stats}}));
-  LAWSON_CHECK(maker.builder().output(out[ir::Attention::o], maker.strides("o", 'o')));
-  if (stats) LAWSON_CHECK(maker.builder().output(out[ir::Attention::stats]));
-  return std::move(maker).take().finish();
+  return std::nullopt;
 }
 
-Result<ir::Graph> backward_graph(const AttentionSpec& spec) {
-  using Slot = ir::AttentionBackward;
-  GraphMaker maker(spec, "backward");
-  std::vector<ir::TensorId> in(Slot::kInputs, ir::kNone);
-  LAWSON_CHECK(maker.shared<Slot>(in));
-  const DType output_dtype = spec.output_dtype.value_or(spec.dtype);
-  LAWSON_TRY(in[Slot::o], maker.input("o", 'o', output_dtype));
-  LAWSON_TRY(in[Slot::dout], maker.input("do", 'o', output_dtype));
-  LAWSON_TRY(in[Slot::stats], maker.stats());
-  const bool dsink = spec.softmax == SoftmaxKind::learnable;
-  LAWSON_TRY(auto out, maker.builder().add(Slot{maker.rule(), spec.deterministic}, in,
-                                           {{"dq", std::nullopt, true},
-                                            {"dk", std::nullopt, true},
-                                            {"dv", std::nullopt, true},
-                                            {"dbias", std::nullopt, spec.bias_grad},
-                                            {"dsink", std::nullopt, dsink}}));
-  LAWSON_CHECK(maker.builder().output(out[Slot::dq], maker.strides("dq", 'q')));
-  LAWSON_CHECK(maker.builder().output(out[Slot::dk], maker.strides("dk", 'k')));
-  LAWSON_CHECK(maker.builder().output(out[Slot::dv], maker.strides("dv", 'v')));
-  if (spec.bias_grad) LAWSON_CHECK(maker.builder().output(out[Slot::dbias]));
-  if (dsink) LAWSON_CHECK(maker.builder().output(out[Slot::dsink]));
-  return std::move(maker).take().finish();
+// Full or 1 on every axis.
+Problem check_broadcast(const AttentionSpec& spec, const std::string& field, const Dims& shape) {
+  const Dims full{spec.batch, spec.heads, spec.seqlen_q, spec.seqlen_kv};
+  bool fits = shape.size() == 4;
+  for (std::size_t i = 0; fits && i < 4; ++i) fits = shape[i] == full[i] || shape[i] == 1;
+  if (fits) return std::nullopt;
+  return problem(field, "{} is not allowed; each entry of {} is full or 1", to_string(shape),
+                 to_string(full));
+}
+
+Problem check_scores(const AttentionSpec& spec) {
+  const bool tensor = has_bias_tensor(spec);
+  if (tensor) {
+    if (auto wrong = check_broadcast(spec, "bias_shape", spec.bias_shape)) return wrong;
+  } else if (!spec.bias_shape.empty()) {
+    return problem("bias_shape", "given without a pre_scale or post_scale bias");
+  }
+  if (spec.bias_grad && !tensor) {
+    return problem("bias_grad", "true without a pre_scale or post_scale bias");
+  }
+  if (spec.attn_mask) {
+    if (auto wrong = check_broadcast(spec, "attn_mask.shape", spec.attn_mask->shape)) return wrong;
+  }
+  if (spec.alibi_slopes && spec.bias != BiasKind::alibi) {
+    return problem("alibi_slopes", "given without bias = alibi");
+  }
+  if (!spec.alibi_slope_values.empty() &&
+      static_cast<std::int64_t>(spec.alibi_slope_values.size()) != spec.heads) {
+    return problem("alibi_slopes", "{} slopes for {} heads", spec.alibi_slope_values.size(),
+                   spec.heads);
+  }
+  if (!(spec.softcap >= 0)) {
+    return problem("softcap", "negative; expected 0 (none) or a positive number");
+  }
+  if (!(spec.dropout >= 0 && spec.dropout < 1)) {
+    return problem("dropout", "{} is not in [0, 1)", spec.dropout);
+  }
+  if (spec.return_dropout_mask && spec.dropout == 0) {
+    return problem("return_dropout_mask", "true without dropout");
+  }
+  if (spec.dropout_mask_input && spec.dropout == 0) {
+    return problem("dropout_mask", "true without dropout");
+  }
+  return std::nullopt;
+}
+
+Problem check_lengths(const AttentionSpec& spec) {
+  const Layout layout = *parse_layout(spec.layout);
+  const bool padding = spec.mask.starts_with("padding") || spec.paged;
+  struct Side {
+    const char *field, *padded_field, *total_field;
+    const Dims &lengths, &padded;
+    std::int64_t longest, total;
+    bool ragged;
+  };
+  for (const Side& side :
+       {Side{"seqlens_q", "seqlens_q_padded", "total_q", spec.seqlens_q, spec.seqlens_q_padded,
+             spec.seqlen_q, spec.total_q, layout.ragged_q()},
+        Side{"seqlens_kv", "seqlens_kv_padded", "total_kv", spec.seqlens_kv, spec.seqlens_kv_padded,
+             spec.seqlen_kv, spec.total_kv, layout.ragged_kv()}}) {
+    if (!side.lengths.empty() && !padding && !side.ragged) {
+      return problem(side.field,
+                     "lengths are used only with a padding mask, pages or a ragged "
+                     "layout");
+    }
+    if (!side.padded.empty() && (!side.ragged || side.lengths.empty())) {
+      return problem(side.padded_field, "used only with a ragged layout, beside {}", side.field);
+    }
+    std::int64_t tokens = 0;
+    for (const auto& [field, lengths] :
+         {std::pair{side.field, &side.lengths}, std::pair{side.padded_field, &side.padded}}) {
+      if (lengths->empty()) continue;
+      if (static_cast<std::int64_t>(lengths->size()) != spec.batch) {
+        return problem(field, "{} lengths for batch {}", lengths->size(), spec.batch);
+      }
+      tokens = 0;
+      for (std::size_t i = 0; i < lengths->size(); ++i) {
+        const std::int64_t length = (*lengths)[i];
+        const std::int64_t low = lengths == &side.padded ? side.lengths[i] : 0;
+        const std::int64_t high = lengths == &side.padded ? kMaxDim : side.longest;
+        if (length < low || length > high) {
+          return problem(field, "{} is not in [{}, {}]", length, low, high);
+        }
+        tokens += length;  // at most 2^23 entries of at most 2^40
+      }
+    }
+    if (side.total != 0 && tokens > side.total) {
+      return problem(side.total_field, "{} is less than the {} tokens of {}", side.total, tokens,
+                     side.padded.empty() ? side.field : side.padded_field);
+    }
+  }
+  if (spec.has_padded_offsets && !layout.ragged_q() && !layout.ragged_kv()) {
+    return problem("padded_offsets", "true, and layout {} is not ragged", spec.layout);
+  }
+  if (spec.append > spec.seqlen_kv) {
+    return problem("append", "{} tokens are more than seqlen_kv = {}", spec.append, spec.seqlen_kv);
+  }
+  if (spec.append > 0 && (!padding || layout.ragged_kv() || layout.ragged_q())) {
+    return problem("append",
+                   "needs a cache with lengths: pages, or a dense layout with a padding "
+                   "mask");
+  }
+  return std::nullopt;
 }
 
 }  // namespace
+
+Problem check_attention(const AttentionSpec& spec) {
+  // Its graphs' names, with ".backward" at the end, are names of at most 256 bytes too.
+  if (spec.name.empty() || spec.name.size() > 240 || has_control(spec.name)) {
+    return problem("name", "expected 1 to 240 bytes without control characters");
+  }
+  if (spec.heads < 1 || spec.kv_heads < 1 || spec.heads % spec.kv_heads != 0) {
+    return problem("kv_heads", "{} is not allowed; heads = {} must be a multiple", spec.kv_heads,
+                   spec.heads);
+  }
+  if (auto wrong = check_layout(spec)) return wrong;
+  if (auto wrong = check_scores(spec)) return wrong;
+  return check_lengths(spec);
+}
 
 Result<AttentionSpec> attention_from_json(const Json& document, const std::string& source) {
   ObjectReader reader(document, source);
@@ -324,8 +361,6 @@ Result<AttentionSpec> attention_from_json(const Json& document, const std::strin
   LAWSON_CHECK(reader.integer("lawson", 1, 1));
   LAWSON_CHECK(reader.choice_or("kind", "attention", {"attention"}));
   LAWSON_TRY(spec.name, reader.string_or("name", "attention"));
-  // Its graphs' names, with ".backward" at the end, are names of at most 256 bytes too.
-  if (spec.name.size() > 240) return reader.fail("name", "longer than 240 bytes");
   LAWSON_TRY(std::string pass, reader.choice_or("pass", "forward", kPasses));
   spec.pass = pick<Pass>(pass, kPasses);
   LAWSON_TRY(std::string dtype, reader.choice_or("dtype", "bf16", kDTypes));
@@ -334,37 +369,19 @@ Result<AttentionSpec> attention_from_json(const Json& document, const std::strin
   if (!output_dtype.empty()) spec.output_dtype = dtype_from_string(output_dtype);
   LAWSON_CHECK(read_shapes(reader, spec));
   LAWSON_TRY(spec.layout, reader.string_or("layout", "bshd"));
-  if (!is_known_layout(spec.layout)) {
-    std::vector<std::string> known = kDenseWords;
-    known.insert(known.end(), kOtherLayouts.begin(), kOtherLayouts.end());
-    return reader.fail("layout",
-                       fmt::format("'{}' is not a layout; expected one of {}, or three of bshd, "
-                                   "sbhd, bhsd, thd joined by '_'",
-                                   spec.layout.substr(0, 60), fmt::join(known, ", ")));
-  }
   LAWSON_TRY(spec.mask, reader.choice_or("mask", "none", kMasks));
   LAWSON_CHECK(read_window(reader, spec));
-  LAWSON_CHECK(read_bias(reader, spec));
-  LAWSON_TRY(std::string softmax, reader.choice_or("softmax", "vanilla", kSoftmaxes));
-  spec.softmax = pick<SoftmaxKind>(softmax, kSoftmaxes);
-  LAWSON_TRY(spec.softcap, reader.number_or("softcap", 0));
-  if (spec.softcap < 0)
-    return reader.fail("softcap", "negative; expected 0 (none) or a positive number");
-  LAWSON_TRY(spec.dropout, reader.number_or("dropout", 0));
-  if (spec.dropout < 0 || spec.dropout >= 1) {
-    return reader.fail("dropout", fmt::format("{} is not in [0, 1)", spec.dropout));
-  }
-  if (reader.has("scale")) {
-    LAWSON_TRY(spec.scale, reader.number_or("scale", 1));
-  }
+  LAWSON_CHECK(read_scores(reader, spec));
   LAWSON_TRY(spec.deterministic, reader.boolean_or("deterministic", false));
   LAWSON_TRY(spec.return_stats, reader.boolean_or("return_stats", false));
   LAWSON_TRY(spec.return_max_logit, reader.boolean_or("return_max_logit", false));
   LAWSON_TRY(spec.cuda_graph, reader.boolean_or("cuda_graph", false));
   LAWSON_CHECK(read_lengths(reader, spec));
   LAWSON_CHECK(read_strides(reader, spec));
-  LAWSON_CHECK(read_not_lowered(reader, spec));
+  LAWSON_CHECK(read_cache(reader, spec));
+  LAWSON_CHECK(read_context(reader, spec));
   LAWSON_CHECK(reader.finish());
+  if (const auto wrong = check_attention(spec)) return reader.fail(wrong->field, wrong->message);
   return spec;
 }
 
@@ -373,7 +390,7 @@ Json attention_to_json(const AttentionSpec& spec) {
       {"lawson", 1},
       {"kind", "attention"},
       {"name", spec.name},
-      {"pass", kPasses[static_cast<std::size_t>(spec.pass)]},
+      {"pass", word_of(spec.pass, kPasses)},
       {"dtype", to_string(spec.dtype)},
       {"batch", spec.batch},
       {"heads", spec.heads},
@@ -385,7 +402,7 @@ Json attention_to_json(const AttentionSpec& spec) {
       {"layout", spec.layout},
       {"mask", spec.mask},
       {"window", {spec.window_left, spec.window_right}},
-      {"bias", kBiases[static_cast<std::size_t>(spec.bias)]},
+      {"bias", word_of(spec.bias, kBiases)},
       {"softmax", to_string(spec.softmax)},
       {"softcap", spec.softcap},
       {"dropout", spec.dropout},
@@ -400,25 +417,36 @@ Json attention_to_json(const AttentionSpec& spec) {
   if (spec.bias_grad) document["bias_grad"] = true;
   if (!spec.seqlens_q.empty()) document["seqlens_q"] = spec.seqlens_q;
   if (!spec.seqlens_kv.empty()) document["seqlens_kv"] = spec.seqlens_kv;
+  if (!spec.seqlens_q_padded.empty()) document["seqlens_q_padded"] = spec.seqlens_q_padded;
+  if (!spec.seqlens_kv_padded.empty()) document["seqlens_kv_padded"] = spec.seqlens_kv_padded;
+  if (spec.has_padded_offsets) document["padded_offsets"] = true;
+  if (spec.total_q != 0) document["total_q"] = spec.total_q;
+  if (spec.total_kv != 0) document["total_kv"] = spec.total_kv;
+  if (spec.attn_mask) {
+    document["attn_mask"] = {{"dtype", to_string(spec.attn_mask->dtype)},
+                             {"shape", spec.attn_mask->shape}};
+  }
+  if (!spec.alibi_slope_values.empty()) {
+    document["alibi_slopes"] = spec.alibi_slope_values;
+  } else if (spec.alibi_slopes) {
+    document["alibi_slopes"] = true;
+  }
+  if (spec.return_dropout_mask) document["return_dropout_mask"] = true;
+  if (spec.dropout_mask_input) document["dropout_mask"] = true;
+  if (spec.paged) {
+    document["paged"] = {{"page_size_k", spec.paged->page_size_k},
+                         {"page_size_v", spec.paged->page_size_v},
+                         {"pages", spec.paged->pages}};
+  }
+  if (spec.append != 0) document["append"] = spec.append;
+  if (spec.fp8 != Fp8Recipe::none) document["fp8"] = {{"recipe", word_of(spec.fp8, kRecipes)}};
+  if (spec.context_parallel) {
+    document["context_parallel"] = {
+        {"strategy", word_of(spec.context_parallel->strategy, kStrategies)},
+        {"size", spec.context_parallel->size}};
+  }
   for (const auto& [tensor, strides] : spec.strides) document["strides"][tensor] = strides;
   return document;
-}
-
-Result<ir::Graph> attention_graph(const AttentionSpec& spec, Pass pass) {
-  if (!spec.not_lowered.empty()) {
-    Error result{ErrorKind::unsupported, "", {}};
-    for (const auto& [field, value] : spec.not_lowered) {
-      result.reasons.push_back({"not_implemented",
-                                fmt::format("{} = {}: this version of Lawson reads the field but "
-                                            "does not lower it to a graph",
-                                            field, value),
-                                field});
-    }
-    result.message = result.reasons.front().message;
-    return result;
-  }
-  const bool stats = spec.return_stats || spec.pass == Pass::training;
-  return pass == Pass::backward ? backward_graph(spec) : forward_graph(spec, stats);
 }
 
 }  // namespace lawson::front

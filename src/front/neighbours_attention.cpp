@@ -308,12 +308,17 @@ class AttentionNeighbours {
     if (s_.cuda_graph) {
       list_.add("cuda_graph", "cuda_graph true -> false", [](Json& d) { d["cuda_graph"] = false; });
     }
-    for (const auto& [field, value] : s_.not_lowered) {
-      const bool has_own_change = field == "layout" || field == "dtype" || field == "bias" ||
-                                  field == "dropout" || field == "return_max_logit";
-      if (has_own_change) continue;
+    for (const auto& [field, set] : {std::pair{"paged", s_.paged.has_value()},
+                                     std::pair{"append", s_.append > 0},
+                                     std::pair{"attn_mask", s_.attn_mask.has_value()},
+                                     std::pair{"alibi_slopes", s_.alibi_slopes},
+                                     std::pair{"return_max_logit", s_.return_max_logit},
+                                     std::pair{"return_dropout_mask", s_.return_dropout_mask},
+                                     std::pair{"context_parallel", s_.context_parallel.has_value()},
+                                     std::pair{"fp8", s_.fp8 != Fp8Recipe::none}}) {
+      if (!set) continue;
       list_.add(field, fmt::format("without {}", field),
-                [name = field](Json& d) { d.erase(name); });
+                [name = std::string{field}](Json& d) { d.erase(name); });
     }
   }
 

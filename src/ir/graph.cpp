@@ -61,13 +61,17 @@ bool overlaps(const Tensor& tensor) {
 Status check_result(const Op& op, std::size_t slot, bool wanted,
                     const std::vector<const Tensor*>& operands) {
   using Back = AttentionBackward;
-  if (std::holds_alternative<Attention>(op)) {
-    if (wanted || slot == Attention::stats) return {};
-  } else if (std::holds_alternative<Back>(op) && (slot == Back::dbias || slot == Back::dsink)) {
-    const bool bias = slot == Back::dbias;
-    if (!wanted || operands[bias ? Back::bias : Back::sink] != nullptr) return {};
-    return invalid("{}: {} needs the operand {}", op_name(op), bias ? "dbias" : "dsink",
-                   bias ? "bias" : "sink");
+  const auto needs = [&](bool there, std::string_view result, std::string_view what) -> Status {
+    if (!wanted || there) return {};
+    return invalid("{}: {} needs {}", op_name(op), result, what);
+  };
+  if (const auto* attention = std::get_if<Attention>(&op)) {
+    if (slot == Attention::dropped) return needs(attention->rule.dropout > 0, "dropped", "dropout");
+    if (wanted || slot != Attention::o) return {};
+  } else if (std::holds_alternative<Back>(op) && slot == Back::dbias) {
+    return needs(operands[Back::bias] != nullptr, "dbias", "the operand bias");
+  } else if (std::holds_alternative<Back>(op) && slot == Back::dsink) {
+    return needs(operands[Back::sink] != nullptr, "dsink", "the operand sink");
   } else if (wanted) {
     return {};
   }
@@ -97,6 +101,10 @@ Result<TensorId> Builder::input(Tensor tensor) {
 
 Result<std::vector<TensorId>> Builder::add(Op op, std::vector<TensorId> inputs,
                                            std::vector<ResultSpec> results) {
+  // Trailing operands that are optional may be left away.
+  if (inputs.size() < input_slots(op) && !slot_names(op).empty()) {
+    inputs.resize(input_slots(op), kNone);
+  }
   std::vector<const Tensor*> operands;
   for (const TensorId id : inputs) {
     operands.push_back(id == kNone ? nullptr : &graph_.tensor(id));

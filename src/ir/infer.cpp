@@ -4,10 +4,11 @@
 #include <cmath>
 #include <set>
 
+#include "ir/attention.h"
+
 namespace lawson::ir {
 namespace {
 
-using Operands = std::vector<const Tensor*>;
 using Results = std::vector<Inferred>;
 
 std::string describe(const Tensor& tensor) {
@@ -36,13 +37,6 @@ Status require_dtype(const Op& op, const Tensor& tensor, DType wanted) {
   if (tensor.dtype == wanted) return {};
   return wrong(op,
                fmt::format("operand {} must have dtype {}", describe(tensor), to_string(wanted)));
-}
-
-Status require_shape(const Op& op, const Tensor& tensor, std::string_view role,
-                     const Dims& wanted) {
-  if (tensor.shape == wanted) return {};
-  return wrong(
-      op, fmt::format("{} is {}; expected shape {}", role, describe(tensor), to_string(wanted)));
 }
 
 Result<Results> infer_matmul(const Op& op, const Operands& in, std::optional<DType> dtype) {
@@ -186,133 +180,11 @@ Result<Results> infer_slice(const Op& op, const Slice& slice, const Tensor& x) {
   return Results{{x.dtype, shape}};
 }
 
-Status check_rule(const Op& op, const AttentionRule& rule) {
-  if (rule.left < -1 || rule.right < -1) {
-    return wrong(op, fmt::format("window [{}, {}]: bounds are -1 (none) or at least 0", rule.left,
-                                 rule.right));
+bool is_optional(const Op& op, std::size_t slot) {
+  if (attention_rule(op) != nullptr) {
+    return slot >= AttentionSlots::scale && slot < AttentionSlots::kShared;
   }
-  if (!std::isfinite(rule.softcap) || rule.softcap < 0 || rule.softcap > 1e30) {
-    return wrong(op, fmt::format("softcap {}: expected 0 (none) or a positive number up to 1e30",
-                                 rule.softcap));
-  }
-  return {};
-}
-
-// The operands that forward and backward share, in either's slots.
-struct AttentionOperands {
-  const Tensor *q, *k, *v, *scale, *bias, *seqlen_q, *seqlen_kv, *sink;
-};
-
-Status check_attention(const Op& op, const AttentionRule& rule, const AttentionOperands& in) {
-  LAWSON_CHECK(check_rule(op, rule));
-  for (const Tensor* tensor : {in.q, in.k, in.v}) {
-    if (tensor->shape.size() != 4) {
-      return wrong(op, fmt::format("{}: expected rank 4 [b, h, s, d]", describe(*tensor)));
-    }
-    if (!is_float(tensor->dtype) || bit_width(tensor->dtype) < 8) {
-      return wrong(op, fmt::format("{}: expected a float type", describe(*tensor)));
-    }
-  }
-  if (in.k->dtype != in.q->dtype || in.v->dtype != in.q->dtype) {
-    return wrong(op, fmt::format("{}, {}, {}: q, k and v must have one dtype", describe(*in.q),
-                                 describe(*in.k), describe(*in.v)));
-  }
-  const Dims& q = in.q->shape;
-  const Dims& k = in.k->shape;
-  LAWSON_CHECK(require_shape(op, *in.k, "k", {q[0], k[1], k[2], q[3]}));
-  LAWSON_CHECK(require_shape(op, *in.v, "v", {q[0], k[1], k[2], in.v->shape[3]}));
-  if (k[1] == 0 || q[1] % k[1] != 0) {
-    return wrong(op, fmt::format("{} query heads are not a multiple of {} key heads", q[1], k[1]));
-  }
-  if (in.scale != nullptr) {
-    LAWSON_CHECK(require_shape(op, *in.scale, "scale", {1, 1, 1, 1}));
-    LAWSON_CHECK(require_dtype(op, *in.scale, DType::f32));
-    if (!in.scale->by_value) return wrong(op, "scale must be a by-value scalar");
-  }
-  if (in.bias != nullptr) {
-    if (!is_float(in.bias->dtype)) {
-      return wrong(op, fmt::format("bias {}: expected a float type", describe(*in.bias)));
-    }
-    const auto merged = broadcast_shape(in.bias->shape, {q[0], q[1], q[2], k[2]});
-    if (in.bias->shape.size() != 4 || !merged || *merged != Dims{q[0], q[1], q[2], k[2]}) {
-      return wrong(op, fmt::format("bias {} does not broadcast to {}", describe(*in.bias),
-                                   to_string(Dims{q[0], q[1], q[2], k[2]})));
-    }
-  }
-  if (rule.padding != (in.seqlen_q != nullptr) || rule.padding != (in.seqlen_kv != nullptr)) {
-    return wrong(op, "padding needs both seqlen_q and seqlen_kv, and nothing else takes them");
-  }
-  for (const Tensor* lengths : {in.seqlen_q, in.seqlen_kv}) {
-    if (lengths == nullptr) continue;
-    LAWSON_CHECK(require_shape(op, *lengths, "sequence lengths", {q[0], 1, 1, 1}));
-    LAWSON_CHECK(require_dtype(op, *lengths, DType::i32));
-  }
-  if ((rule.softmax == SoftmaxKind::learnable) != (in.sink != nullptr)) {
-    return wrong(op, "the learnable softmax needs the sink operand, and nothing else takes it");
-  }
-  if (in.sink != nullptr) {
-    LAWSON_CHECK(require_shape(op, *in.sink, "sink", {1, q[1], 1, 1}));
-    LAWSON_CHECK(require_dtype(op, *in.sink, DType::f32));
-  }
-  return {};
-}
-
-DType stats_dtype(const Tensor& q) {
-  return q.dtype == DType::f64 ? DType::f64 : DType::f32;
-}
-
-Result<Results> infer_attention(const Op& op, const Attention& attention, const Operands& in,
-                                std::optional<DType> dtype) {
-  LAWSON_CHECK(check_attention(op, attention.rule,
-                               {in[Attention::q], in[Attention::k], in[Attention::v],
-                                in[Attention::scale], in[Attention::bias], in[Attention::seqlen_q],
-                                in[Attention::seqlen_kv], in[Attention::sink]}));
-  const Tensor& q = *in[Attention::q];
-  const Dims o{q.shape[0], q.shape[1], q.shape[2], in[Attention::v]->shape[3]};
-  return Results{{dtype.value_or(q.dtype), o},
-                 {stats_dtype(q), {q.shape[0], q.shape[1], q.shape[2], 1}}};
-}
-
-Result<Results> infer_attention_backward(const Op& op, const AttentionBackward& attention,
-                                         const Operands& in, std::optional<DType> dtype) {
-  using Slot = AttentionBackward;
-  LAWSON_CHECK(
-      check_attention(op, attention.rule,
-                      {in[Slot::q], in[Slot::k], in[Slot::v], in[Slot::scale], in[Slot::bias],
-                       in[Slot::seqlen_q], in[Slot::seqlen_kv], in[Slot::sink]}));
-  const Tensor& q = *in[Slot::q];
-  const Tensor& k = *in[Slot::k];
-  const Tensor& v = *in[Slot::v];
-  const Dims o{q.shape[0], q.shape[1], q.shape[2], v.shape[3]};
-  LAWSON_CHECK(require_shape(op, *in[Slot::o], "o", o));
-  LAWSON_CHECK(require_shape(op, *in[Slot::dout], "dout", o));
-  LAWSON_CHECK(
-      require_shape(op, *in[Slot::stats], "stats", {q.shape[0], q.shape[1], q.shape[2], 1}));
-  LAWSON_CHECK(require_dtype(op, *in[Slot::stats], stats_dtype(q)));
-  const DType type = dtype.value_or(q.dtype);
-  const Tensor* bias = in[Slot::bias];
-  return Results{{type, q.shape},
-                 {type, k.shape},
-                 {type, v.shape},
-                 {bias != nullptr ? bias->dtype : type, bias != nullptr ? bias->shape : Dims{}},
-                 {DType::f32, {1, q.shape[1], 1, 1}}};
-}
-
-std::vector<bool> optional_slots(const Op& op) {
-  std::vector<bool> optional(input_slots(op), false);
-  if (std::holds_alternative<Attention>(op)) {
-    for (const auto slot : {Attention::scale, Attention::bias, Attention::seqlen_q,
-                            Attention::seqlen_kv, Attention::sink}) {
-      optional[slot] = true;
-    }
-  }
-  if (std::holds_alternative<AttentionBackward>(op)) {
-    using Slot = AttentionBackward;
-    for (const auto slot : {Slot::scale, Slot::bias, Slot::seqlen_q, Slot::seqlen_kv, Slot::sink}) {
-      optional[slot] = true;
-    }
-  }
-  return optional;
+  return std::holds_alternative<CacheAppend>(op) && slot == CacheAppend::page_table;
 }
 
 }  // namespace
@@ -338,6 +210,7 @@ std::size_t input_slots(const Op& op) {
           [](const Constant&) { return Count{0}; },
           [](const Attention&) { return Count{Attention::kInputs}; },
           [](const AttentionBackward&) { return Count{AttentionBackward::kInputs}; },
+          [](const CacheAppend&) { return Count{CacheAppend::kInputs}; },
           [](const auto&) { return Count{1}; },
       },
       op);
@@ -354,10 +227,11 @@ Result<std::vector<Inferred>> infer(const Op& op, const Operands& operands,
   if (operands.size() != input_slots(op)) {
     return wrong(op, fmt::format("takes {} operands, got {}", input_slots(op), operands.size()));
   }
-  const auto optional = optional_slots(op);
   for (std::size_t i = 0; i < operands.size(); ++i) {
-    if (operands[i] == nullptr && !optional[i]) {
-      return wrong(op, fmt::format("operand {} is missing", i));
+    if (operands[i] == nullptr && !is_optional(op, i)) {
+      const auto names = slot_names(op);
+      return wrong(op, names.empty() ? fmt::format("operand {} is missing", i)
+                                     : fmt::format("operand {} is missing", names[i]));
     }
   }
   return std::visit(
@@ -403,10 +277,9 @@ Result<std::vector<Inferred>> infer(const Op& op, const Operands& operands,
           [&](const Transpose& t) { return infer_transpose(op, t, *operands[0]); },
           [&](const Slice& s) { return infer_slice(op, s, *operands[0]); },
           [&](const Reduce& r) { return infer_reduce(op, r, *operands[0], dtype); },
-          [&](const Attention& a) { return infer_attention(op, a, operands, dtype); },
-          [&](const AttentionBackward& a) {
-            return infer_attention_backward(op, a, operands, dtype);
-          },
+          [&](const Attention& a) { return infer_attention(a, operands, dtype); },
+          [&](const AttentionBackward& a) { return infer_attention_backward(a, operands, dtype); },
+          [&](const CacheAppend& a) { return infer_cache_append(a, operands); },
       },
       op);
 }

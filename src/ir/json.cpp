@@ -1,5 +1,8 @@
 #include "ir/json.h"
 
+#include <fmt/ranges.h>
+
+#include <algorithm>
 #include <cmath>
 
 #include "ir/infer.h"
@@ -89,6 +92,10 @@ Status read_rule(ObjectReader& reader, AttentionRule& rule) {
                                            : SoftmaxKind::learnable;
   LAWSON_TRY(rule.softcap, reader.number_or("softcap", 0));
   LAWSON_TRY(rule.alibi, reader.boolean_or("alibi", false));
+  LAWSON_TRY(rule.pre_scale_bias, reader.boolean_or("pre_scale_bias", false));
+  LAWSON_TRY(rule.dropout, reader.number_or("dropout", 0));
+  LAWSON_TRY(rule.max_q, reader.integer_or("max_q", 0, 0, kMaxDim));
+  LAWSON_TRY(rule.max_kv, reader.integer_or("max_kv", 0, 0, kMaxDim));
   return {};
 }
 
@@ -158,8 +165,17 @@ Status read_attributes(ObjectReader& reader, Op& op) {
                     op);
 }
 
-// A name or a list of names; null entries are absent operands.
-Result<std::vector<std::string>> read_names(ObjectReader& reader, const std::string& field) {
+bool is_name(const Json& item) {
+  return item.is_string() && !item.get_ref<const std::string&>().empty() &&
+         item.get_ref<const std::string&>().size() <= kMaxNameBytes &&
+         !has_control(item.get_ref<const std::string&>());
+}
+
+// A name, a list of names (null: absent), or an object from slot names to names.
+Result<std::vector<std::string>> read_names(ObjectReader& reader, const std::string& field,
+                                            const std::vector<std::string_view>& slots) {
+  constexpr std::string_view kExpected =
+      "a tensor name of at most 256 bytes without control characters, or null";
   const Json* value = reader.find(field);
   std::vector<std::string> names;
   if (value == nullptr) return names;
@@ -167,17 +183,28 @@ Result<std::vector<std::string>> read_names(ObjectReader& reader, const std::str
     LAWSON_TRY(std::string name, read_name(reader, field));
     return std::vector{std::move(name)};
   }
+  if (value->is_object() && !slots.empty()) {
+    names.resize(slots.size());
+    for (const auto& [slot, item] : value->items()) {
+      const auto it = std::find(slots.begin(), slots.end(), slot);
+      if (it == slots.end()) {
+        return reader.fail(field, fmt::format("'{}' is not one of {}", slot.substr(0, 60),
+                                              fmt::join(slots, ", ")));
+      }
+      if (item.is_null()) continue;
+      if (!is_name(item)) return reader.fail_value(field, item, std::string{kExpected});
+      names[static_cast<std::size_t>(it - slots.begin())] = item.get<std::string>();
+    }
+    return names;
+  }
   if (!value->is_array()) return reader.fail_value(field, *value, "a name or a list of names");
   for (const Json& item : *value) {
     if (item.is_null()) {
       names.emplace_back();
-    } else if (item.is_string() && !item.get_ref<const std::string&>().empty() &&
-               item.get_ref<const std::string&>().size() <= kMaxNameBytes &&
-               !has_control(item.get_ref<const std::string&>())) {
+    } else if (is_name(item)) {
       names.push_back(item.get<std::string>());
     } else {
-      return reader.fail_value(
-          field, item, "a tensor name of at most 256 bytes without control characters, or null");
+      return reader.fail_value(field, item, std::string{kExpected});
     }
   }
   return names;
@@ -194,8 +221,8 @@ Status read_op(const Json& item, const std::string& source, const std::string& p
         "op", near.empty() ? fmt::format("'{}' is not an op", name)
                            : fmt::format("'{}' is not an op; did you mean '{}'?", name, near));
   }
-  LAWSON_TRY(auto in, read_names(reader, "in"));
-  LAWSON_TRY(auto out, read_names(reader, "out"));
+  LAWSON_TRY(auto in, read_names(reader, "in", slot_names(*op)));
+  LAWSON_TRY(auto out, read_names(reader, "out", result_names(*op)));
   LAWSON_TRY(auto dtype, read_dtype(reader, "dtype"));
   LAWSON_CHECK(read_attributes(reader, *op));
   LAWSON_CHECK(reader.finish());
@@ -263,6 +290,10 @@ void write_rule(Json& item, const AttentionRule& rule) {
   if (rule.softmax != SoftmaxKind::vanilla) item["softmax"] = to_string(rule.softmax);
   if (rule.softcap != 0) item["softcap"] = rule.softcap;
   if (rule.alibi) item["alibi"] = true;
+  if (rule.pre_scale_bias) item["pre_scale_bias"] = true;
+  if (rule.dropout != 0) item["dropout"] = rule.dropout;
+  if (rule.max_q != 0) item["max_q"] = rule.max_q;
+  if (rule.max_kv != 0) item["max_kv"] = rule.max_kv;
 }
 
 void write_attributes(Json& item, const Op& op) {
@@ -303,17 +334,23 @@ void write_attributes(Json& item, const Op& op) {
                  [](const Compare&) {},
                  [](const Logical&) {},
                  [](const Select&) {},
+                 [](const CacheAppend&) {},
              },
              op);
 }
 
-Json names_of(const Graph& graph, const std::vector<TensorId>& ids) {
-  Json names = Json::array();
-  for (const TensorId id : ids) {
-    names.push_back(nullptr);
-    if (id != kNone) names.back() = graph.tensor(id).name;
+// By slot name where the slots have names, else by position.
+Json names_of(const Graph& graph, const std::vector<TensorId>& ids,
+              const std::vector<std::string_view>& slots) {
+  if (!slots.empty()) {
+    Json names = Json::object();
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+      if (ids[i] != kNone) names[std::string{slots[i]}] = graph.tensor(ids[i]).name;
+    }
+    return names;
   }
-  while (!names.empty() && names.back().is_null()) names.erase(names.size() - 1);
+  Json names = Json::array();
+  for (const TensorId id : ids) names.push_back(graph.tensor(id).name);
   return names;
 }
 
@@ -378,8 +415,8 @@ Json graph_to_json(const Graph& graph) {
   Json ops = Json::array();
   for (const Node& node : graph.nodes) {
     Json item{{"op", op_name(node.op)},
-              {"in", names_of(graph, node.inputs)},
-              {"out", names_of(graph, node.outputs)}};
+              {"in", names_of(graph, node.inputs, slot_names(node.op))},
+              {"out", names_of(graph, node.outputs, result_names(node.op))}};
     if (node.outputs[0] != kNone) item["dtype"] = to_string(graph.tensor(node.outputs[0]).dtype);
     write_attributes(item, node.op);
     ops.push_back(std::move(item));

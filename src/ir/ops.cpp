@@ -18,8 +18,8 @@ constexpr std::array<std::string_view, kReduceCount> kReduce{"sum",  "max",  "mi
                                                              "prod", "amax", "norm1", "norm2"};
 
 // Ops whose name needs no kind.
-const std::array<std::pair<std::string_view, Op>, 12>& plain_ops() {
-  static const std::array<std::pair<std::string_view, Op>, 12> table{{
+const std::array<std::pair<std::string_view, Op>, 13>& plain_ops() {
+  static const std::array<std::pair<std::string_view, Op>, 13> table{{
       {"matmul", Matmul{}},
       {"convert", Convert{}},
       {"select", Select{}},
@@ -32,6 +32,7 @@ const std::array<std::pair<std::string_view, Op>, 12>& plain_ops() {
       {"slice", Slice{}},
       {"attention", Attention{}},
       {"attention_backward", AttentionBackward{}},
+      {"cache_append", CacheAppend{}},
   }};
   return table;
 }
@@ -121,6 +122,40 @@ std::optional<Op> op_from_name(std::string_view name) {
     }
   }
   return std::nullopt;
+}
+
+std::vector<std::string_view> slot_names(const Op& op) {
+  if (std::holds_alternative<CacheAppend>(op)) return {"cache", "fresh", "seqlen_kv", "page_table"};
+  const bool backward = std::holds_alternative<AttentionBackward>(op);
+  if (!backward && !std::holds_alternative<Attention>(op)) return {};
+  std::vector<std::string_view> names{"q",
+                                      "k",
+                                      "v",
+                                      "scale",
+                                      "bias",
+                                      "seqlen_q",
+                                      "seqlen_kv",
+                                      "sink",
+                                      "mask",
+                                      "slopes",
+                                      "cu_seqlens_q",
+                                      "cu_seqlens_kv",
+                                      "cu_seqlens_q_padded",
+                                      "cu_seqlens_kv_padded",
+                                      "sequences",
+                                      "page_table_k",
+                                      "page_table_v",
+                                      "seed",
+                                      "offset",
+                                      "dropout_mask"};
+  if (backward) names.insert(names.end(), {"o", "do", "stats"});
+  return names;
+}
+
+std::vector<std::string_view> result_names(const Op& op) {
+  if (std::holds_alternative<Attention>(op)) return {"o", "stats", "max_logit", "dropped"};
+  if (std::holds_alternative<AttentionBackward>(op)) return {"dq", "dk", "dv", "dbias", "dsink"};
+  return {};
 }
 
 std::vector<std::string> all_op_names() {

@@ -145,41 +145,96 @@ enum class SoftmaxKind : std::uint8_t { vanilla, off_by_one, learnable };
 
 // What forward and backward of one attention have in common. Row i of a sequence with lengths
 // (q, k) sees column j iff  i' - left <= j <= i' + right  (a bound of -1 is absent), where i' = i
-// for top_left and i' = i + (k - q) for bottom_right; with `padding` also i < q and j < k, and
-// (q, k) are the sequence's own lengths. Causal is right = 0.
+// for top_left and i' = i + (k - q) for bottom_right; and i < q and j < k. The lengths are those of
+// the sequence where a side has them (`padding`, ragged), else the tensor's. Causal is right = 0.
 struct AttentionRule {
-  bool padding = false;
+  bool padding = false;  // every side that is not ragged has its lengths: seqlen_q, seqlen_kv
   Alignment alignment = Alignment::top_left;
   std::int64_t left = -1;
   std::int64_t right = -1;
   SoftmaxKind softmax = SoftmaxKind::vanilla;
   double softcap = 0;  // 0: none; else scores become softcap * tanh(scores / softcap)
-  bool alibi = false;  // adds slope_h * (j - i'), slopes of Press et al. 2022 for this head count
+  // adds slope_h * (j - i'), with the operand `slopes` or those of Press et al. 2022
+  bool alibi = false;
+  bool pre_scale_bias = false;  // the bias is added to Q K^T before the scale
+  double dropout = 0;           // probability that a softmax weight is dropped; others * 1/(1-p)
+  std::int64_t max_q = 0;       // ragged q: the longest sequence; 0 where q is dense
+  std::int64_t max_kv = 0;      // ragged or paged k and v: the longest sequence; else 0
   bool operator==(const AttentionRule&) const = default;
 };
 
-// scores = softcap(scale * Q K^T); + bias; + ALiBi; masked; O = softmax(scores) V.
-// Logical shapes: q [b,h,sq,d], k [b,hk,skv,d], v [b,hk,skv,dv], o [b,h,sq,dv], bias [b|1,h|1,sq|1,
-// skv|1], seqlen_q and seqlen_kv [b,1,1,1] i32, sink [1,h,1,1] f32, stats [b,h,sq,1] f32
-// (log-sum-exp with the sink or the implicit zero included), scale: by-value f32 scalar [1,1,1,1].
+// Operands of attention, in the same slots forward and backward. Optional from `scale` on.
+//
+// Dense: q [b,h,sq,d], k [b,hk,skv,d], v [b,hk,skv,dv]. Ragged (cu_seqlens_q or cu_seqlens_kv is
+// there): the sequences lie one after another along s of one tensor with b = 1, q [1,h,tq,d],
+// k [1,hk,tkv,d]; sequence n has cu_seqlens[n+1] - cu_seqlens[n] tokens, from token
+// cu_seqlens_padded[n] on (without the operand: cu_seqlens[n]). Paged (page_table_k is there):
+// k [pages,hk,page_size_k,d], v [pages,hk,page_size_v,dv]; token j of sequence n is in page
+// page_table[n, j / page_size].
+struct AttentionSlots {
+  enum Shared {
+    q,
+    k,
+    v,
+    scale,                 // by-value f32 [1,1,1,1]; absent: 1
+    bias,                  // float [b|1,h|1,sq|1,skv|1] (ragged, paged: the maxima)
+    seqlen_q,              // i32 [b,1,1,1]
+    seqlen_kv,             // i32 [b,1,1,1]
+    sink,                  // f32 [1,h,1,1]
+    mask,                  // like bias; bool: true keeps; float: added to the scores like a bias
+    slopes,                // f32 [1,h,1,1]
+    cu_seqlens_q,          // i32 [b+1,1,1,1], from 0 on, never falling
+    cu_seqlens_kv,         // i32 [b+1,1,1,1]
+    cu_seqlens_q_padded,   // i32 [b+1,1,1,1]
+    cu_seqlens_kv_padded,  // i32 [b+1,1,1,1]
+    sequences,             // by-value i32 [1,1,1,1]: the first so many of b are there; absent: all.
+                           // Operands along b are not read beyond (cu_seqlens: one more)
+    page_table_k,          // i32 [b,1,pages per sequence,1]
+    page_table_v,          // i32 [b,1,pages per sequence,1]
+    seed,                  // i64 [1,1,1,1]: dropout keeps what base/philox.h's DropoutStream says
+                           // of the linear index in [b,h,sq,skv] (ragged, paged: the maxima)
+    offset,                // i64 [1,1,1,1]
+    dropout_mask,          // u8 [b,h,sq,skv]: 0 drops; instead of seed and offset
+    kShared
+  };
+};
+
+// scores = softcap(scale * (Q K^T + pre-scale bias)); + bias, mask, ALiBi; masked;
+// O = dropout(softmax(scores)) V. Results: o (q's shape with dv), stats (q's with 1; f32, for f64
+// operands f64: the log-sum-exp, with the sink or the implicit zero included), max_logit (like
+// stats: the largest visible score, -inf without one), dropped u8 [b,h,sq,skv]: the dropout mask
+// that was used. Rows that see nothing, and rows of a ragged tensor between sequences, are 0 in o.
+// Rows of a ragged result behind the last sequence's end (cu_seqlens_padded[sequences]) are left as
+// they are.
 struct Attention {
   AttentionRule rule;
-  enum In { q, k, v, scale, bias, seqlen_q, seqlen_kv, sink, kInputs };
-  enum Out { o, stats, kOutputs };
+  using enum AttentionSlots::Shared;
+  enum In { kInputs = kShared };
+  enum Out { o, stats, max_logit, dropped, kOutputs };
   bool operator==(const Attention&) const = default;
 };
 
 struct AttentionBackward {
   AttentionRule rule;
   bool deterministic = false;
-  enum In { q, k, v, o, dout, stats, scale, bias, seqlen_q, seqlen_kv, sink, kInputs };
+  using enum AttentionSlots::Shared;
+  enum In { o = kShared, dout, stats, kInputs };
   enum Out { dq, dk, dv, dbias, dsink, kOutputs };
   bool operator==(const AttentionBackward&) const = default;
 };
 
-using Op =
-    std::variant<Matmul, Convert, Unary, Binary, Compare, Logical, Select, Clamp, Iota, Constant,
-                 Broadcast, Reshape, Transpose, Slice, Reduce, Attention, AttentionBackward>;
+// Writes new keys or values into a cache: [cache, fresh, seqlen_kv, page_table?] -> cache. Cache
+// dense [b,hk,skv,d] or paged [pages,hk,page_size,d]; fresh [b,hk,s,d]: the last s tokens of each
+// sequence, at positions seqlen_kv - s ... seqlen_kv - 1 (those below 0 are left out). The result
+// may be bound to the cache's own memory, and on a GPU has to be.
+struct CacheAppend {
+  enum In { cache, fresh, seqlen_kv, page_table, kInputs };
+  bool operator==(const CacheAppend&) const = default;
+};
+
+using Op = std::variant<Matmul, Convert, Unary, Binary, Compare, Logical, Select, Clamp, Iota,
+                        Constant, Broadcast, Reshape, Transpose, Slice, Reduce, Attention,
+                        AttentionBackward, CacheAppend>;
 
 // For std::visit with one lambda per op.
 template <typename... Ts>
@@ -203,5 +258,9 @@ std::string op_name(const Op& op);
 // The op of that name with default attributes; nullopt when there is none.
 std::optional<Op> op_from_name(std::string_view name);
 std::vector<std::string> all_op_names();
+// The names of an op's operand slots and of its results, in slot order; empty for ops whose
+// operands are told apart by position, or that have one result.
+std::vector<std::string_view> slot_names(const Op& op);
+std::vector<std::string_view> result_names(const Op& op);
 
 }  // namespace lawson::ir

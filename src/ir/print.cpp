@@ -17,6 +17,10 @@ void add_rule(std::vector<std::string>& out, const AttentionRule& rule) {
   }
   if (rule.softcap != 0) out.push_back(fmt::format("softcap={}", rule.softcap));
   if (rule.alibi) out.emplace_back("alibi");
+  if (rule.pre_scale_bias) out.emplace_back("pre_scale_bias");
+  if (rule.dropout != 0) out.push_back(fmt::format("dropout={}", rule.dropout));
+  if (rule.max_q != 0) out.push_back(fmt::format("max_q={}", rule.max_q));
+  if (rule.max_kv != 0) out.push_back(fmt::format("max_kv={}", rule.max_kv));
 }
 
 // Everything of an op that is not an operand. Numbers print in the shortest form that reads back.
@@ -45,8 +49,8 @@ std::vector<std::string> attributes(const Op& op) {
             if (a.deterministic) out.emplace_back("deterministic");
           },
           [](const Matmul&) {}, [](const Convert&) {}, [](const Binary&) {}, [](const Compare&) {},
-          [](const Logical&) {}, [](const Select&) {}, [](const Broadcast&) {},
-          [](const Reshape&) {},  // the result's shape says it
+          [](const Logical&) {}, [](const Select&) {}, [](const CacheAppend&) {},
+          [](const Broadcast&) {}, [](const Reshape&) {},  // the result's shape says it
       },
       op);
   return out;
@@ -106,11 +110,14 @@ std::string print(const Graph& graph) {
       results.push_back(fmt::format("{}: {}", t.name, type_text(t, false)));
     }
     std::vector<std::string> arguments;
-    for (const TensorId id : node.inputs) {
-      arguments.push_back(id == kNone ? "-" : graph.tensor(id).name);
+    const auto slots = slot_names(node.op);
+    for (std::size_t i = 0; i < node.inputs.size(); ++i) {
+      if (node.inputs[i] == kNone) continue;
+      const std::string& name = graph.tensor(node.inputs[i]).name;
+      const bool named = !slots.empty() && name != slots[i];
+      arguments.push_back(named ? fmt::format("{}: {}", slots[i], name) : name);
     }
     for (std::string& attribute : attributes(node.op)) arguments.push_back(std::move(attribute));
-    while (!arguments.empty() && arguments.back() == "-") arguments.pop_back();
     out += fmt::format("  {} = {}({})\n", fmt::join(results, ", "), op_name(node.op),
                        fmt::join(arguments, ", "));
   }
