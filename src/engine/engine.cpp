@@ -214,5 +214,8 @@ Status Engine::copy_to_host(const Device&, void*, const void*, std::size_t) {
 Status Engine::synchronize(const Device&, void*) {
   return {};
 }
+Result<bool> Engine::capturing(const Device&, void*) {
+  return false;
+}
 
 }  // namespace lawson

@@ -144,6 +144,10 @@ class Engine {
                                 std::size_t bytes);
   virtual Status copy_to_host(const Device& device, void* dst, const void* src, std::size_t bytes);
   virtual Status synchronize(const Device& device, void* stream);
+
+  // Optional: whether the stream is being captured into a graph. Nothing may be built or loaded
+  // meanwhile.
+  virtual Result<bool> capturing(const Device& device, void* stream);
 };
 
 // The key: hash of the canonical graph, the device fingerprint, the engine and its build, and the

@@ -35,6 +35,11 @@ std::string_view kind_text(Device::Kind kind) {
   return kind == Device::Kind::cuda ? "GPUs" : "the host CPU";
 }
 
+Error not_here(const Device& device) {
+  return error(ErrorKind::unavailable,
+               "a plan is loaded where it runs, and '{}' is not on this machine", device.name);
+}
+
 Error no_cudnn_engine(const Device& device) {
   return error(
       ErrorKind::unavailable,
@@ -62,7 +67,9 @@ Result<std::optional<int>> cuda_ordinal(const std::string& name) {
 class Planner::Impl {
  public:
   explicit Impl(PlannerConfig config)
-      : config_{std::move(config)}, workers_{worker_pool_config(config_)} {}
+      : config_{std::move(config)},
+        workers_{worker_pool_config(config_)},
+        cache_{config_.max_plans} {}
 
   Result<Verdict> probe(const ir::Graph& graph, const Device& device, std::string_view name,
                         const Options& options) {
@@ -107,10 +114,7 @@ class Planner::Impl {
       return invalid("the plan for '{}' is the {} engine's, which does not run on '{}'",
                      plan.target, plan.engine, device.name);
     }
-    if (!device.present()) {
-      return error(ErrorKind::unavailable,
-                   "a plan is loaded where it runs, and '{}' is not on this machine", device.name);
-    }
+    if (!device.present()) return not_here(device);
     return engine->load(plan, device);
   }
 
@@ -130,6 +134,30 @@ class Planner::Impl {
     }
     return engine->execute(loaded, bindings, workspace, stream);
   }
+
+  Result<std::shared_ptr<Loaded>> acquire(const ir::Graph& graph, const Device& device,
+                                          std::string_view name, const Options& options,
+                                          void* stream) {
+    LAWSON_TRY(Engine * engine, choose(device, name));
+    if (!device.present()) return not_here(device);
+    // An engine's build does not change while the process lives.
+    const PlanCache::Id id{make_key(graph, device, engine->name(), "", options), device.ordinal};
+    if (auto ready = cache_.find(id)) return ready;
+    LAWSON_TRY(const bool capturing, engine->capturing(device, stream));
+    if (capturing) {
+      return invalid(
+          "the stream is being captured, and the plan for this config is not ready on '{}': "
+          "nothing "
+          "is built or loaded during a capture; run it once, or ask for its plan, before",
+          device.name);
+    }
+    return cache_.get(id, [&]() -> Result<std::shared_ptr<Loaded>> {
+      LAWSON_TRY(const Plan plan, compile(graph, device, name, options));
+      return load(plan, device);
+    });
+  }
+
+  const PlanCache& cache() const { return cache_; }
 
   Engine* engine(std::string_view name) const {
     for (const auto& candidate : config_.engines) {
@@ -350,6 +378,7 @@ class Planner::Impl {
 
   PlannerConfig config_;
   WorkerClient workers_;
+  PlanCache cache_;
 };
 
 Planner::Planner(PlannerConfig config) : impl_{std::make_unique<Impl>(std::move(config))} {}
@@ -372,6 +401,16 @@ Result<std::shared_ptr<Loaded>> Planner::load(const Plan& plan, const Device& de
 Status Planner::execute(const Plan& plan, const Loaded& loaded, std::span<const Binding> bindings,
                         void* workspace, std::size_t workspace_size, void* stream) {
   return impl_->execute(plan, loaded, bindings, workspace, workspace_size, stream);
+}
+
+Result<std::shared_ptr<Loaded>> Planner::acquire(const ir::Graph& graph, const Device& device,
+                                                 std::string_view engine, const Options& options,
+                                                 void* stream) {
+  return impl_->acquire(graph, device, engine, options, stream);
+}
+
+const PlanCache& Planner::cache() const {
+  return impl_->cache();
 }
 
 Engine* Planner::engine(std::string_view name) const {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "plan/plan_cache.h"
 
 namespace lawson::plan {
 
@@ -18,6 +19,7 @@ struct PlannerConfig {
   std::string nodriver_path;                     // the no-driver library
   std::string cudnn_path;                        // --cudnn; empty: search
   int max_workers = 0;                           // 0: one per core, at most 8
+  std::size_t max_plans = 1024;                  // loaded plans that the cache holds
 };
 
 class Planner {
@@ -37,6 +39,14 @@ class Planner {
   Result<std::shared_ptr<Loaded>> load(const Plan& plan, const Device& device);
   Status execute(const Plan& plan, const Loaded& loaded, std::span<const Binding> bindings,
                  void* workspace, std::size_t workspace_size, void* stream);
+
+  // The loaded plan from the process's cache, compiled and loaded for this device if it is not
+  // there: once, however many threads ask. `stream` is where it is going to run: while that
+  // captures, a plan that is not ready is INVALID_ARGUMENT.
+  Result<std::shared_ptr<Loaded>> acquire(const ir::Graph& graph, const Device& device,
+                                          std::string_view engine, const Options& options,
+                                          void* stream);
+  const PlanCache& cache() const;
 
   Engine* engine(std::string_view name) const;
 
