@@ -285,6 +285,15 @@ std::optional<AttentionGeometry> attention_geometry(const Graph& graph, const No
   return attention_geometry(*rule, operands);
 }
 
+TensorId shared_memory_input(const Graph& graph, TensorId output) {
+  for (const Node& node : graph.nodes) {
+    if (!std::holds_alternative<CacheAppend>(node.op) || node.outputs[0] != output) continue;
+    const TensorId cache = node.inputs[CacheAppend::cache];
+    return graph.is_input(cache) ? cache : kNone;
+  }
+  return kNone;
+}
+
 Result<Results> infer_attention(const Attention& op, const Operands& in,
                                 std::optional<DType> dtype) {
   LAWSON_CHECK((Checker{"attention", op.rule, in}.run()));

@@ -36,6 +36,10 @@ AttentionGeometry attention_geometry(const AttentionRule& rule, const Operands& 
 std::optional<AttentionGeometry> attention_geometry(const Graph& graph, const Node& node);
 const AttentionRule* attention_rule(const Op& op);  // nullptr when it is no attention
 
+// The input whose memory an output has to share where an engine works in place (the cache of a
+// CacheAppend); kNone for other outputs.
+TensorId shared_memory_input(const Graph& graph, TensorId output);
+
 Result<std::vector<Inferred>> infer_attention(const Attention& op, const Operands& operands,
                                               std::optional<DType> dtype);
 Result<std::vector<Inferred>> infer_attention_backward(const AttentionBackward& op,

@@ -6,8 +6,10 @@
 #include <cstring>
 #include <map>
 #include <numbers>
+#include <numeric>
 
 #include "base/philox.h"
+#include "ir/attention.h"
 
 namespace lawson::plan {
 namespace {
@@ -166,6 +168,106 @@ Status execute_on(Engine& engine, const ir::Graph& graph, std::span<const Bindin
   return engine.execute(*loaded, bindings, nullptr, nullptr);
 }
 
+// Cumulative lengths, their padded form and page tables that no values were given for: they have
+// to fit the tensors.
+class LengthFiller {
+ public:
+  using Slot = ir::AttentionSlots;
+  LengthFiller(const ir::Graph& graph, const ir::Node& node, std::uint64_t seed,
+               std::vector<Buffer>& buffers)
+      : graph_{graph}, node_{node}, seed_{seed}, buffers_{buffers} {}
+
+  void run() {
+    const auto sizes = ir::attention_geometry(graph_, node_);
+    sequences_ = sizes->batch;
+    if (const ir::Tensor* tensor = input(Slot::sequences); tensor && !tensor->values.empty()) {
+      sequences_ =
+          std::clamp(static_cast<std::int64_t>(tensor->values[0]), std::int64_t{0}, sizes->batch);
+    }
+    fill_side(Slot::cu_seqlens_q, Slot::cu_seqlens_q_padded, Slot::q, sizes->rows);
+    fill_side(Slot::cu_seqlens_kv, Slot::cu_seqlens_kv_padded, Slot::k, sizes->columns);
+    fill_pages(Slot::page_table_k, Slot::k);
+    fill_pages(Slot::page_table_v, Slot::v);
+  }
+
+ private:
+  const ir::Tensor* input(Slot::Shared slot) const {
+    const ir::TensorId id = node_.inputs[slot];
+    return id != ir::kNone && graph_.is_input(id) ? &graph_.tensor(id) : nullptr;
+  }
+
+  void store(Slot::Shared slot, std::int64_t index, std::int64_t value) {
+    const ir::Tensor& tensor = *input(slot);
+    const auto at = static_cast<std::size_t>(node_.inputs[slot]);
+    Dims position = tensor.shape;
+    position[2] = tensor.shape[2] == 0 ? 0 : index % tensor.shape[2];
+    position[0] = tensor.shape[2] == 0 ? index : index / tensor.shape[2];
+    position[1] = position[3] = 0;
+    store_element(buffers_[at].data(), tensor.dtype, offset_of(position, tensor.strides),
+                  static_cast<double>(value));
+  }
+
+  void fill_side(Slot::Shared valid, Slot::Shared padded, Slot::Shared data, std::int64_t longest) {
+    const ir::Tensor* lengths = input(valid);
+    if (lengths == nullptr || sequences_ == 0) return zero(valid, padded);
+    const std::int64_t tokens = graph_.tensor(node_.inputs[data]).shape[2];
+    const Stream stream(seed_, lengths->name);
+    const Stream gaps(seed_, lengths->name + ".gap");
+    std::int64_t end = 0;         // of the valid tokens
+    std::int64_t padded_end = 0;  // in memory
+    for (std::int64_t n = 0; n <= lengths->shape[0] - 1; ++n) {
+      if (lengths->values.empty()) store(valid, n, end);
+      const bool gapped = input(padded) != nullptr;
+      if (gapped && input(padded)->values.empty()) store(padded, n, padded_end);
+      if (n >= sequences_) continue;
+      const auto at = static_cast<std::uint64_t>(n);
+      // What is left, shared evenly, so that everything fits.
+      const std::int64_t share = (tokens - std::max(end, padded_end)) / (sequences_ - n);
+      std::int64_t length = stream.integer(at, 0, std::min(longest, share));
+      if (!lengths->values.empty()) {
+        length = static_cast<std::int64_t>(lengths->values[static_cast<std::size_t>(n) + 1]) -
+                 static_cast<std::int64_t>(lengths->values[static_cast<std::size_t>(n)]);
+      }
+      end += length;
+      const std::int64_t room = std::clamp<std::int64_t>(share - length, 0, 16);
+      padded_end += length + (gapped ? gaps.integer(at, 0, room) : 0);
+    }
+  }
+
+  void zero(Slot::Shared valid, Slot::Shared padded) {
+    for (const auto slot : {valid, padded}) {
+      const ir::Tensor* tensor = input(slot);
+      if (tensor == nullptr || !tensor->values.empty()) continue;
+      for (std::int64_t n = 0; n < tensor->shape[0]; ++n) store(slot, n, 0);
+    }
+  }
+
+  // Every entry its own page while there are enough.
+  void fill_pages(Slot::Shared slot, Slot::Shared cache) {
+    const ir::Tensor* table = input(slot);
+    if (table == nullptr || !table->values.empty()) return;
+    const std::int64_t pages = graph_.tensor(node_.inputs[cache]).shape[0];
+    if (pages == 0) return;
+    std::vector<std::int64_t> order(static_cast<std::size_t>(pages));
+    std::iota(order.begin(), order.end(), std::int64_t{0});
+    const Stream stream(seed_, table->name);
+    for (std::size_t i = order.size() - 1; i > 0; --i) {
+      const std::int64_t j = stream.integer(i, 0, static_cast<std::int64_t>(i));
+      std::swap(order[i], order[static_cast<std::size_t>(j)]);
+    }
+    const std::int64_t entries = table->shape[0] * table->shape[2];
+    for (std::int64_t e = 0; e < entries; ++e) {
+      store(slot, e, order[static_cast<std::size_t>(e % pages)]);
+    }
+  }
+
+  const ir::Graph& graph_;
+  const ir::Node& node_;
+  std::uint64_t seed_;
+  std::vector<Buffer>& buffers_;
+  std::int64_t sequences_ = 0;
+};
+
 // Fills the o and stats inputs of one backward node with what its forward returns.
 Status fill_forward_results(const ir::Graph& graph, const ir::Node& node, Engine& reference,
                             std::vector<Buffer>& buffers) {
@@ -180,15 +282,8 @@ Status fill_forward_results(const ir::Graph& graph, const ir::Node& node, Engine
   std::map<ir::TensorId, ir::TensorId> added;
   std::vector<Binding> bindings;
   std::vector<ir::TensorId> operands(Forward::kInputs, ir::kNone);
-  for (const auto& [to, from] : {std::pair{int{Forward::q}, int{Back::q}},
-                                 {int{Forward::k}, int{Back::k}},
-                                 {int{Forward::v}, int{Back::v}},
-                                 {int{Forward::scale}, int{Back::scale}},
-                                 {int{Forward::bias}, int{Back::bias}},
-                                 {int{Forward::seqlen_q}, int{Back::seqlen_q}},
-                                 {int{Forward::seqlen_kv}, int{Back::seqlen_kv}},
-                                 {int{Forward::sink}, int{Back::sink}}}) {
-    const ir::TensorId id = node.inputs[static_cast<std::size_t>(from)];
+  for (std::size_t slot = 0; slot < Forward::kShared; ++slot) {
+    const ir::TensorId id = node.inputs[slot];
     if (id == ir::kNone) continue;
     if (!graph.is_input(id)) {
       return invalid(
@@ -200,7 +295,7 @@ Status fill_forward_results(const ir::Graph& graph, const ir::Node& node, Engine
       LAWSON_TRY(added[id], builder.input(graph.tensor(id)));
       bindings.push_back({ir::Graph::uid(added[id]), buffers[static_cast<std::size_t>(id)].data()});
     }
-    operands[static_cast<std::size_t>(to)] = added[id];
+    operands[slot] = added[id];
   }
   LAWSON_TRY(auto results, builder.add(Forward{backward.rule}, operands,
                                        {{"forward.o", graph.tensor(o).dtype, true},
@@ -270,6 +365,9 @@ Result<std::vector<Buffer>> make_inputs(const ir::Graph& graph, std::uint64_t se
     buffers.emplace_back(tensor, id);
     fill(buffers.back(), tensor, Stream(seed, tensor.name), style,
          use == uses.end() ? AttentionUse{} : use->second);
+  }
+  for (const ir::Node& node : graph.nodes) {
+    if (ir::attention_rule(node.op) != nullptr) LengthFiller(graph, node, seed, buffers).run();
   }
   for (const ir::Node& node : graph.nodes) {
     if (std::holds_alternative<ir::AttentionBackward>(node.op)) {
