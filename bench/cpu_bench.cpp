@@ -174,10 +174,9 @@ void attention(benchmark::State& state, AttentionShape shape) {
   const TensorId k = value_or_exit(builder.input(tensor("k", shape.dtype, k_shape)));
   const TensorId v = value_or_exit(builder.input(tensor("v", shape.dtype, k_shape)));
   const TensorId scale = value_or_exit(builder.input(scale_of(shape)));
-  constexpr TensorId none = ir::kNone;
-  const auto out = value_or_exit(
-      builder.add(ir::Attention{rule_of(shape)}, {q, k, v, scale, none, none, none, none},
-                  {{"o", std::nullopt, true}, {"stats", std::nullopt, true}}));
+  const auto out =
+      value_or_exit(builder.add(ir::Attention{rule_of(shape)}, {q, k, v, scale},
+                                {{"o", std::nullopt, true}, {"stats", std::nullopt, true}}));
   check_or_exit(builder.output(out[0]));
   check_or_exit(builder.output(out[1]));
   Workload workload{value_or_exit(std::move(builder).finish())};
@@ -189,16 +188,19 @@ void attention_backward(benchmark::State& state, AttentionShape shape) {
   ir::Builder builder{"attention_backward"};
   const Dims q_shape{1, shape.heads, shape.length, shape.depth};
   const Dims k_shape{1, shape.kv_heads, shape.length, shape.depth};
-  std::vector<TensorId> inputs;
-  for (const char* name : {"q", "k", "v", "o", "dout"}) {
-    const bool is_key = *name == 'k' || *name == 'v';
-    inputs.push_back(
-        value_or_exit(builder.input(tensor(name, shape.dtype, is_key ? k_shape : q_shape))));
+  using Slot = ir::AttentionBackward;
+  std::vector<TensorId> inputs(Slot::kInputs, ir::kNone);
+  for (const auto& [slot, name] : std::initializer_list<std::pair<int, const char*>>{
+           {Slot::q, "q"}, {Slot::k, "k"}, {Slot::v, "v"}, {Slot::o, "o"}, {Slot::dout, "dout"}}) {
+    const bool is_key = slot == Slot::k || slot == Slot::v;
+    inputs[static_cast<std::size_t>(slot)] =
+        value_or_exit(builder.input(tensor(name, shape.dtype, is_key ? k_shape : q_shape)));
   }
   const TensorId stats =
       value_or_exit(builder.input(tensor("stats", DType::f32, {1, shape.heads, shape.length, 1})));
   const TensorId scale = value_or_exit(builder.input(scale_of(shape)));
-  inputs.insert(inputs.end(), {stats, scale, ir::kNone, ir::kNone, ir::kNone, ir::kNone});
+  inputs[Slot::stats] = stats;
+  inputs[Slot::scale] = scale;
   const auto out = value_or_exit(builder.add(
       ir::AttentionBackward{rule_of(shape), true}, inputs,
       {{"dq", std::nullopt, true}, {"dk", std::nullopt, true}, {"dv", std::nullopt, true}}));

@@ -1,125 +1,88 @@
 #include "engine/cpu/attention.h"
 
 namespace lawson::cpu {
-namespace {
-
-std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-}  // namespace
 
 template <typename T>
 AttentionBase<T>::AttentionBase(const Kernels& kernels, const ir::Graph& graph,
-                                const AttentionStep& step, const std::vector<std::byte*>& roots,
-                                const ir::AttentionRule& rule, const AttentionSlots& slots)
+                                const AttentionStep& step, const std::vector<std::byte*>& roots)
     : kernels_{kernels},
       step_{step},
       roots_{roots},
-      slots_{slots},
+      rule_{*ir::attention_rule(graph.nodes[static_cast<std::size_t>(step.node)].op)},
+      sizes_{*ir::attention_geometry(graph, graph.nodes[static_cast<std::size_t>(step.node)])},
+      sequences_{graph, step, rule_, sizes_, kernels.tile},
       mr_{kernels.mr},
       nr_{kernels.product<T>().nr} {
-  const ir::Node& node = graph.nodes[static_cast<std::size_t>(step.node)];
-  const auto shape = [&](int slot) -> const Dims& {
-    return graph.tensor(node.inputs[static_cast<std::size_t>(slot)]).shape;
-  };
-  const Dims& q = shape(slots.q);
-  const Dims& k = shape(slots.k);
-  sizes_.rule = rule;
-  sizes_.batch = q[0];
-  sizes_.heads = q[1];
-  sizes_.kv_heads = k[1];
-  sizes_.rows = q[2];
-  sizes_.columns = k[2];
-  sizes_.depth = q[3];
-  sizes_.value_depth = shape(slots.v)[3];
   sizes_.tile = kernels.tile;
   sizes_.depth_padded = round_up(sizes_.depth, nr_);
   sizes_.value_depth_padded = round_up(sizes_.value_depth, nr_);
-  if (!roots.empty() && input(slots.scale).present) scale_ = scalar(input(slots.scale).at, 0);
 }
 
 template <typename T>
-void AttentionBase<T>::load_row(const Location& from, std::int64_t b, std::int64_t h,
-                                std::int64_t s, std::int64_t count, T* out) const {
-  const Dims& strides = from.strides;
-  load_elements(kernels_, data(from), from.dtype,
-                from.offset + b * strides[0] + h * strides[1] + s * strides[2], strides[3], count,
-                out);
-}
-
-template <typename T>
-void AttentionBase<T>::store_row(const Location& to, std::int64_t b, std::int64_t h, std::int64_t s,
-                                 std::int64_t count, const T* values) const {
-  const Dims& strides = to.strides;
-  store_elements(kernels_, data(to), to.dtype,
-                 to.offset + b * strides[0] + h * strides[1] + s * strides[2], strides[3], count,
-                 values);
-}
-
-template <typename T>
-std::int64_t AttentionBase<T>::length(int slot, std::int64_t b, std::int64_t full) const {
-  if (!input(slot).present) return full;
-  const Location& lengths = input(slot).at;
-  const auto value = static_cast<std::int64_t>(scalar(lengths, b * lengths.strides[0]));
-  return std::clamp(value, std::int64_t{0}, full);
-}
-
-template <typename T>
-std::int64_t AttentionBase<T>::aligned_row(std::int64_t b, std::int64_t i) const {
-  if (sizes_.rule.alignment == ir::Alignment::top_left) return i;
-  return i + kv_length(b) - q_length(b);
-}
-
-template <typename T>
-Span AttentionBase<T>::visible(std::int64_t b, std::int64_t i) const {
-  if (i >= q_length(b)) return {};
-  Span span{0, kv_length(b)};
-  const std::int64_t row = aligned_row(b, i);
-  const ir::AttentionRule& rule = sizes_.rule;
-  // A bound beyond the tensor is none; the sums below cannot overflow then.
-  if (rule.left >= 0 && rule.left < sizes_.rows + sizes_.columns) {
-    span.begin = std::max(span.begin, row - rule.left);
+Status AttentionBase<T>::prepare() {
+  if (input(Slots::scale).present) scale_ = scalar(input(Slots::scale).at, 0);
+  bias_ = score_rows(Slots::bias);
+  if (const auto mask = score_rows(Slots::mask)) {
+    (mask->dtype == DType::boolean ? keep_ : added_mask_) = mask;
   }
-  if (rule.right >= 0 && rule.right < sizes_.rows + sizes_.columns) {
-    span.end = std::min(span.end, row + rule.right + 1);
+  given_dropout_ = score_rows(Slots::dropout_mask);
+  if (input(Slots::seed).present) {
+    stream_.seed = static_cast<std::uint64_t>(integer_at(input(Slots::seed).at, roots_, 0));
+    stream_.offset = static_cast<std::uint64_t>(integer_at(input(Slots::offset).at, roots_, 0));
+    stream_.probability = rule_.dropout;
   }
-  return span.empty() ? Span{} : span;
+  return sequences_.read(roots_);
 }
 
 template <typename T>
-Span AttentionBase<T>::visible(std::int64_t b, std::int64_t first, std::int64_t count,
-                               Span* spans) const {
-  // Both ends of the interval grow with the row, but rows that see nothing have none.
-  Span all;
-  for (std::int64_t r = 0; r < count; ++r) {
-    spans[r] = visible(b, first + r);
-    if (spans[r].empty()) continue;
-    if (all.empty()) all.begin = spans[r].begin;
-    all.end = spans[r].end;
-  }
-  return all;
+std::optional<Rows> AttentionBase<T>::score_rows(int slot) const {
+  if (!input(slot).present) return std::nullopt;
+  return rows_of(input(slot).at, roots_);
+}
+
+template <typename T>
+Status AttentionBase<T>::clear_gaps(const Side& side, const Rows& rows, std::int64_t heads,
+                                    std::int64_t count) const {
+  if (rows.start == nullptr) return {};
+  Rows whole = rows;
+  whole.start = nullptr;
+  const std::int64_t gaps = side.sequences() + 1;
+  return parallel_for(heads * gaps, static_cast<std::size_t>(count) * sizeof(T),
+                      [&](std::int64_t task, std::byte* scratch) {
+                        const std::int64_t b = task % gaps;  // the gap before this sequence
+                        T* zeros = reinterpret_cast<T*>(scratch);
+                        std::fill(zeros, zeros + count, T{0});
+                        const std::int64_t begin =
+                            b == 0 ? 0 : rows.start[b - 1] + side.length_of(b - 1);
+                        for (std::int64_t s = begin; s < rows.start[b]; ++s) {
+                          store_row(whole, 0, task / gaps, s, count, zeros);
+                        }
+                      });
 }
 
 template <typename T>
 T AttentionBase<T>::extra_logit(std::int64_t h) const {
-  switch (sizes_.rule.softmax) {
+  switch (rule_.softmax) {
     case ir::SoftmaxKind::vanilla:
       return -kInfinity;
     case ir::SoftmaxKind::off_by_one:
       return 0;
     case ir::SoftmaxKind::learnable: {
-      const Location& sink = input(slots_.sink).at;
+      const Location& sink = input(Slots::sink).at;
       return static_cast<T>(scalar(sink, h * sink.strides[1]));
     }
   }
   return -kInfinity;
 }
 
-// Press et al. 2022: powers of 2^(-8/n) for n = 2^k heads; other head counts take the slopes of
-// the power of two below, then every second one of twice that power.
+// Without the operand by Press et al. 2022: powers of 2^(-8/n) for n = 2^k heads; other head counts
+// take the slopes of the power of two below, then every second one of twice that power.
 template <typename T>
-T AttentionBase<T>::alibi_slope(std::int64_t h) const {
+T AttentionBase<T>::slope(std::int64_t h) const {
+  if (input(Slots::slopes).present) {
+    const Location& slopes = input(Slots::slopes).at;
+    return static_cast<T>(scalar(slopes, h * slopes.strides[1]));
+  }
   std::int64_t power = 1;
   while (power * 2 <= sizes_.heads) power *= 2;
   const bool regular = h < power;
@@ -129,34 +92,75 @@ T AttentionBase<T>::alibi_slope(std::int64_t h) const {
 }
 
 template <typename T>
+void AttentionBase<T>::add_rows(const Rows& rows, std::int64_t b, std::int64_t h, std::int64_t i,
+                                Span span, T* x, T* buffer) const {
+  const std::int64_t count = span.end - span.begin;
+  const std::int64_t first = rows.at(b, h, i) + span.begin * rows.strides[3];
+  load_elements(kernels_, rows.data, rows.dtype, first, rows.strides[3], count, buffer);
+  math().add(x, buffer, count);
+}
+
+template <typename T>
 void AttentionBase<T>::score_row(std::int64_t b, std::int64_t h, std::int64_t i, Span span, T* x,
                                  T* buffer, T* cap_slope) const {
   const std::int64_t count = span.end - span.begin;
-  const ir::AttentionRule& rule = sizes_.rule;
+  if (bias_ && rule_.pre_scale_bias) add_rows(*bias_, b, h, i, span, x, buffer);
   if (scale_ != 1) math().scale(x, count, static_cast<T>(scale_));
-  if (rule.softcap > 0) {
-    const T cap = static_cast<T>(rule.softcap);
+  if (rule_.softcap > 0) {
+    const T cap = static_cast<T>(rule_.softcap);
     math().softcap(x, count, cap);
     for (std::int64_t j = 0; cap_slope != nullptr && j < count; ++j) {
       const T t = x[j] / cap;
       cap_slope[j] = 1 - t * t;
     }
   }
-  if (input(slots_.bias).present) {
-    // Strides of broadcast axes are 0 (see run_attention).
-    Location bias = input(slots_.bias).at;
-    bias.offset += span.begin * bias.strides[3];
-    load_row(bias, b, h, i, count, buffer);
-    math().add(x, buffer, count);
+  if (bias_ && !rule_.pre_scale_bias) add_rows(*bias_, b, h, i, span, x, buffer);
+  if (added_mask_) add_rows(*added_mask_, b, h, i, span, x, buffer);
+  if (rule_.alibi) {
+    const T step = slope(h);
+    const std::int64_t distance = span.begin - sequences_.aligned_row(b, i);
+    math().add_ramp(x, count, step * static_cast<T>(distance), step);
   }
-  if (rule.alibi) {
-    const T slope = alibi_slope(h);
-    math().add_ramp(x, count, slope * static_cast<T>(span.begin - aligned_row(b, i)), slope);
+  if (keep_) hide(b, h, i, span, x, -kInfinity);
+}
+
+template <typename T>
+const std::uint8_t* AttentionBase<T>::bytes_at(const Rows& rows, std::int64_t b, std::int64_t h,
+                                               std::int64_t i, std::int64_t j) const {
+  return reinterpret_cast<const std::uint8_t*>(rows.data) + rows.at(b, h, i) + j * rows.strides[3];
+}
+
+template <typename T>
+void AttentionBase<T>::hide(std::int64_t b, std::int64_t h, std::int64_t i, Span span, T* x,
+                            T value) const {
+  const std::uint8_t* keep = bytes_at(*keep_, b, h, i, span.begin);
+  const std::int64_t stride = keep_->strides[3];
+  const std::int64_t count = span.end - span.begin;
+  if (stride == 1) {
+    for (std::int64_t j = 0; j < count; ++j) x[j] = keep[j] != 0 ? x[j] : value;
+  } else {
+    for (std::int64_t j = 0; j < count; ++j) x[j] = keep[j * stride] != 0 ? x[j] : value;
   }
 }
 
 template <typename T>
-void AttentionBase<T>::pack_lines(const Location& from, std::int64_t b, std::int64_t h,
+void AttentionBase<T>::fill_kept(std::int64_t b, std::int64_t h, std::int64_t i, Span span,
+                                 std::uint8_t* kept) const {
+  const std::int64_t count = span.end - span.begin;
+  if (given_dropout_) {
+    const std::uint8_t* mask = bytes_at(*given_dropout_, b, h, i, span.begin);
+    for (std::int64_t j = 0; j < count; ++j) {
+      kept[j] = mask[j * given_dropout_->strides[3]] != 0 ? 1 : 0;
+    }
+    return;
+  }
+  const std::int64_t row = (b * sizes_.heads + h) * sizes_.rows + i;
+  stream_.fill(static_cast<std::uint64_t>(row * sizes_.columns + span.begin),
+               {kept, static_cast<std::size_t>(count)});
+}
+
+template <typename T>
+void AttentionBase<T>::pack_lines(const Rows& from, std::int64_t b, std::int64_t h,
                                   std::int64_t first, std::int64_t count, std::int64_t depth,
                                   std::int64_t width, T* lines, T* packed) const {
   for (std::int64_t panel = 0; panel < sizes_.tile; panel += width, packed += width * depth) {
@@ -172,7 +176,7 @@ void AttentionBase<T>::pack_lines(const Location& from, std::int64_t b, std::int
 }
 
 template <typename T>
-bool AttentionBase<T>::pack_rows(const Location& from, std::int64_t b, std::int64_t h,
+bool AttentionBase<T>::pack_rows(const Rows& from, std::int64_t b, std::int64_t h,
                                  std::int64_t first, std::int64_t count, std::int64_t depth,
                                  std::int64_t depth_padded, T* line, T* packed) const {
   bool finite = true;
@@ -207,16 +211,18 @@ void AttentionBase<T>::multiply(AForm form, const T* left, std::int64_t left_pan
   product.n = round_up(n, nr_);
   product.k = k;
   product.accumulate = accumulate;
-  products().product[static_cast<int>(form)](product);
+  kernels_.product<T>().product[static_cast<int>(form)](product);
 }
 
 template <typename T>
-void AttentionBase<T>::multiply_visible(const T* tile, const Span* spans, std::int64_t rows,
-                                        std::int64_t start, bool transposed, const T* right,
-                                        std::int64_t n, T* c) const {
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const Span span = intersect(spans[row], {start, start + sizes_.tile});
-    for (std::int64_t j = span.begin - start; j < span.end - start; ++j) {
+void AttentionBase<T>::multiply_visible(const TileAt& at, const T* tile, const Span* spans,
+                                        bool transposed, const T* right, std::int64_t n,
+                                        T* c) const {
+  for (std::int64_t row = 0; row < at.rows; ++row) {
+    const Span span = intersect(spans[row], {at.start, at.start + sizes_.tile});
+    for (std::int64_t column = span.begin; column < span.end; ++column) {
+      if (keep_ && *bytes_at(*keep_, at.b, at.h, at.first + row, column) == 0) continue;
+      const std::int64_t j = column - at.start;
       const std::int64_t to = transposed ? j : row;
       const std::int64_t from = transposed ? row : j;
       for (std::int64_t p = 0; p < n / nr_; ++p) {
@@ -230,20 +236,31 @@ void AttentionBase<T>::multiply_visible(const T* tile, const Span* spans, std::i
 template class AttentionBase<float>;
 template class AttentionBase<double>;
 
+namespace {
+
+std::unique_ptr<AttentionPass> pass_of(const Kernels& kernels, const ir::Graph& graph,
+                                       const AttentionStep& step,
+                                       const std::vector<std::byte*>& roots, std::byte* workspace) {
+  const ir::Node& node = graph.nodes[static_cast<std::size_t>(step.node)];
+  return std::holds_alternative<ir::Attention>(node.op)
+             ? attention_forward(kernels, graph, step, roots, workspace)
+             : attention_backward(kernels, graph, step, roots, workspace);
+}
+
+}  // namespace
+
 std::size_t attention_workspace(const Kernels& kernels, const ir::Graph& graph,
                                 const AttentionStep& step) {
   const ir::Node& node = graph.nodes[static_cast<std::size_t>(step.node)];
-  return std::holds_alternative<ir::Attention>(node.op)
-             ? attention_forward_workspace(kernels, graph, step)
-             : attention_backward_workspace(kernels, graph, step);
+  if (std::holds_alternative<ir::CacheAppend>(node.op)) return 0;
+  return pass_of(kernels, graph, step, {}, nullptr)->workspace();
 }
 
 Status run_attention(const Kernels& kernels, const ir::Graph& graph, const AttentionStep& step,
                      const std::vector<std::byte*>& roots, std::byte* workspace) {
   const ir::Node& node = graph.nodes[static_cast<std::size_t>(step.node)];
-  return std::holds_alternative<ir::Attention>(node.op)
-             ? run_attention_forward(kernels, graph, step, roots, workspace)
-             : run_attention_backward(kernels, graph, step, roots, workspace);
+  if (std::holds_alternative<ir::CacheAppend>(node.op)) return run_cache_append(graph, step, roots);
+  return pass_of(kernels, graph, step, roots, workspace)->run();
 }
 
 }  // namespace lawson::cpu

@@ -7,59 +7,61 @@ namespace lawson::cpu {
 namespace {
 
 using Slot = ir::Attention;
-constexpr AttentionSlots kSlots{Slot::q,    Slot::k,        Slot::v,         Slot::scale,
-                                Slot::bias, Slot::seqlen_q, Slot::seqlen_kv, Slot::sink};
 
 template <typename T>
-class AttentionForward : AttentionBase<T> {
+class AttentionForward : public AttentionBase<T> {
   using Base = AttentionBase<T>;
+  using Slots = ir::AttentionSlots;
   using Base::input;
+  using Base::keys;
   using Base::kInfinity;
   using Base::math;
   using Base::mr_;
   using Base::nr_;
   using Base::output;
+  using Base::queries;
+  using Base::roots_;
+  using Base::sequences_;
   using Base::sizes_;
 
  public:
   AttentionForward(const Kernels& kernels, const ir::Graph& graph, const AttentionStep& step,
                    const std::vector<std::byte*>& roots, std::byte* workspace)
-      : Base{kernels,
-             graph,
-             step,
-             roots,
-             std::get<ir::Attention>(graph.nodes[static_cast<std::size_t>(step.node)].op).rule,
-             kSlots} {
+      : Base{kernels, graph, step, roots} {
     Carver carver{workspace};
-    const std::int64_t tiles = sizes_.batch * sizes_.kv_heads * sizes_.column_tiles();
-    keys_ = carver.template take<T>(tiles * key_elements());
-    values_ = carver.template take<T>(tiles * value_elements());
+    const std::int64_t tiles = sizes_.kv_heads * keys().most_tiles(sizes_.batch);
+    packed_keys_ = carver.template take<T>(tiles * key_elements());
+    packed_values_ = carver.template take<T>(tiles * value_elements());
     values_finite_ = carver.template take<std::uint8_t>(tiles);
     workspace_ = sizes_.batch * sizes_.heads * sizes_.rows == 0 ? 0 : carver.used();
   }
 
-  std::size_t workspace() const { return workspace_; }
+  std::size_t workspace() const override { return workspace_; }
 
-  Status run() {
-    if (sizes_.batch * sizes_.heads * sizes_.rows == 0) return {};
-    const std::int64_t column_tiles = sizes_.column_tiles();
-    LAWSON_CHECK(parallel_for(sizes_.batch * sizes_.kv_heads * column_tiles, pack_scratch(),
+  Status run() override {
+    LAWSON_CHECK(Base::prepare());
+    if (queries().tiles_of_all(sizes_.heads) > 0) {
+      LAWSON_CHECK(parallel_for(keys().tiles_of_all(sizes_.kv_heads), pack_scratch(),
+                                [&](std::int64_t task, std::byte* scratch) {
+                                  pack(task, reinterpret_cast<T*>(scratch));
+                                }));
+    }
+    LAWSON_CHECK(parallel_for(queries().tiles_of_all(sizes_.heads), Block{*this, nullptr}.used,
                               [&](std::int64_t task, std::byte* scratch) {
-                                const std::int64_t matrix = task / column_tiles;
-                                pack(matrix / sizes_.kv_heads, matrix % sizes_.kv_heads,
-                                     task % column_tiles, scratch);
+                                Block block{*this, scratch};
+                                rows(queries().tile_at(task, sizes_.heads), block);
                               }));
-    const std::int64_t row_tiles = sizes_.row_tiles();
-    return parallel_for(sizes_.batch * sizes_.heads * row_tiles, Block{*this, nullptr}.used,
-                        [&](std::int64_t task, std::byte* scratch) {
-                          const std::int64_t matrix = task / row_tiles;
-                          Block block{*this, scratch};
-                          rows(matrix / sizes_.heads, matrix % sizes_.heads,
-                               task % row_tiles * sizes_.tile, block);
-                        });
+    for (const int slot : {Slot::o, Slot::stats, Slot::max_logit}) {
+      if (!output(slot).present) continue;
+      LAWSON_CHECK(Base::clear_gaps(queries(), Base::query_rows(output(slot)), sizes_.heads,
+                                    slot == Slot::o ? sizes_.value_depth : 1));
+    }
+    return output(Slot::dropped).present ? store_dropout() : Status{};
   }
 
  private:
+  using TileAt = typename Base::TileAt;
+
   // Scratch memory of one tile of query rows.
   struct Block {
     Block(const AttentionForward& owner, std::byte* scratch) {
@@ -72,96 +74,103 @@ class AttentionForward : AttentionBase<T> {
       buffer = carver.template take<T>(sizes.tile);
       maximum = carver.template take<T>(sizes.tile);
       denominator = carver.template take<T>(sizes.tile);
+      largest = carver.template take<T>(sizes.tile);
       visible = carver.template take<Span>(sizes.tile);
+      kept = carver.template take<std::uint8_t>(sizes.tile);
       used = carver.used();
     }
+    T *queries, *lines, *scores, *sums, *buffer, *maximum, *denominator, *largest;
     Span* visible;
-    T *queries, *lines, *scores, *sums, *buffer, *maximum, *denominator;
+    std::uint8_t* kept;
     std::size_t used;
   };
 
   std::int64_t key_elements() const { return sizes_.tile * sizes_.depth; }
   std::int64_t value_elements() const { return sizes_.tile * sizes_.value_depth_padded; }
-  std::int64_t column_tile(std::int64_t b, std::int64_t kv_head, std::int64_t tile) const {
-    return (b * sizes_.kv_heads + kv_head) * sizes_.column_tiles() + tile;
-  }
 
   std::size_t pack_scratch() const {
     const std::int64_t elements = std::max(nr_ * sizes_.depth, sizes_.value_depth_padded);
     return static_cast<std::size_t>(elements) * sizeof(T);
   }
 
-  void pack(std::int64_t b, std::int64_t kv_head, std::int64_t tile, std::byte* scratch) {
+  void pack(std::int64_t number, T* line) {
+    const auto [b, kv_head, tile] = keys().tile_at(number, sizes_.kv_heads);
     const std::int64_t first = tile * sizes_.tile;
-    const std::int64_t count = std::min(sizes_.tile, Base::kv_length(b) - first);
+    const std::int64_t count = std::min(sizes_.tile, keys().length_of(b) - first);
     if (count <= 0) return;  // padding: never read
-    T* line = reinterpret_cast<T*>(scratch);
-    const std::int64_t at = column_tile(b, kv_head, tile);
-    Base::pack_lines(input(Slot::k).at, b, kv_head, first, count, sizes_.depth, nr_, line,
-                     keys_ + at * key_elements());
-    const bool finite =
-        Base::pack_rows(input(Slot::v).at, b, kv_head, first, count, sizes_.value_depth,
-                        sizes_.value_depth_padded, line, values_ + at * value_elements());
-    values_finite_[at] = finite ? 1 : 0;
+    Base::pack_lines(sequences_.key_cache(roots_), b, kv_head, first, count, sizes_.depth, nr_,
+                     line, packed_keys_ + number * key_elements());
+    const bool finite = Base::pack_rows(sequences_.value_cache(roots_), b, kv_head, first, count,
+                                        sizes_.value_depth, sizes_.value_depth_padded, line,
+                                        packed_values_ + number * value_elements());
+    values_finite_[number] = finite ? 1 : 0;
   }
 
-  void rows(std::int64_t b, std::int64_t h, std::int64_t first, Block& block) {
-    const std::int64_t count = std::min(sizes_.tile, sizes_.rows - first);
-    const std::int64_t valid = std::clamp<std::int64_t>(Base::q_length(b) - first, 0, count);
-    const T extra = Base::extra_logit(h);
-    for (std::int64_t r = 0; r < count; ++r) {
+  void rows(const Side::Tile& tile, Block& block) {
+    const std::int64_t first = tile.tile * sizes_.tile;
+    const TileAt at{tile.b, tile.head, first,
+                    std::min(sizes_.tile, queries().covered(tile.b) - first), 0};
+    const std::int64_t valid =
+        std::clamp<std::int64_t>(queries().length_of(at.b) - first, 0, at.rows);
+    const T extra = Base::extra_logit(at.h);
+    for (std::int64_t r = 0; r < at.rows; ++r) {
       // Of an extra logit, the first term of the denominator; -infinity adds nothing.
       block.maximum[r] = std::isnan(extra) ? -kInfinity : extra;
       block.denominator[r] = extra == -kInfinity ? T{0} : std::isnan(extra) ? extra : T{1};
+      block.largest[r] = -kInfinity;
     }
     std::fill(block.sums, block.sums + value_elements(), T{0});
-    const Span all = Base::visible(b, first, count, block.visible);
+    const Span all = sequences_.visible(at.b, first, at.rows, block.visible);
     if (!all.empty()) {
-      Base::pack_lines(input(Slot::q).at, b, h, first, valid, sizes_.depth, mr_, block.lines,
-                       block.queries);
-      for (std::int64_t tile = all.begin / sizes_.tile; tile * sizes_.tile < all.end; ++tile) {
-        columns(b, h, first, count, tile, all, block);
+      Base::pack_lines(Base::query_rows(input(Slots::q)), at.b, at.h, first, valid, sizes_.depth,
+                       mr_, block.lines, block.queries);
+      for (std::int64_t column = all.begin / sizes_.tile * sizes_.tile; column < all.end;
+           column += sizes_.tile) {
+        columns({at.b, at.h, first, at.rows, column}, all, block);
       }
     }
-    finish(b, h, first, count, block);
+    finish(at, block);
   }
 
   // One tile of scores and what it adds.
-  void columns(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
-               std::int64_t tile, Span all, Block& block) {
-    const std::int64_t start = tile * sizes_.tile;
-    const Span here = intersect(all, {start, start + sizes_.tile});
-    const std::int64_t used = here.end - start;
-    const std::int64_t at = column_tile(b, h / sizes_.group(), tile);
-    Base::multiply(AForm::packed, block.queries, mr_ * sizes_.depth, keys_ + at * key_elements(),
-                   nr_ * sizes_.depth, count, used, sizes_.depth, block.scores, sizes_.tile, false);
-    for (std::int64_t r = 0; r < count; ++r) {
+  void columns(const TileAt& at, Span all, Block& block) {
+    const Span here = intersect(all, {at.start, at.start + sizes_.tile});
+    const std::int64_t used = here.end - at.start;
+    const std::int64_t number =
+        keys().tile_number({at.b, at.h / sizes_.group(), at.start / sizes_.tile}, sizes_.kv_heads);
+    Base::multiply(AForm::packed, block.queries, mr_ * sizes_.depth,
+                   packed_keys_ + number * key_elements(), nr_ * sizes_.depth, at.rows, used,
+                   sizes_.depth, block.scores, sizes_.tile, false);
+    for (std::int64_t r = 0; r < at.rows; ++r) {
       const Span span = intersect(block.visible[r], here);
       T* row = block.scores + r * sizes_.tile;
       if (span.empty()) {
         std::fill(row, row + used, T{0});
         continue;
       }
-      T* x = row + (span.begin - start);
+      T* x = row + (span.begin - at.start);
       const std::int64_t width = span.end - span.begin;
-      Base::score_row(b, h, first + r, span, x, block.buffer, nullptr);
+      Base::score_row(at.b, at.h, at.first + r, span, x, block.buffer, nullptr);
       std::fill(row, x, T{0});
       std::fill(x + width, row + used, T{0});
       update(r, x, width, block);
+      if (Base::drops()) drop(at, r, span, x, block);
     }
-    if (values_finite_[at] != 0) {
-      Base::multiply(AForm::tile_rows, block.scores, 0, values_ + at * value_elements(),
-                     sizes_.tile * nr_, count, sizes_.value_depth_padded, used, block.sums,
-                     sizes_.value_depth_padded, true);
+    const T* values = packed_values_ + number * value_elements();
+    if (values_finite_[number] != 0) {
+      Base::multiply(AForm::tile_rows, block.scores, 0, values, sizes_.tile * nr_, at.rows,
+                     sizes_.value_depth_padded, used, block.sums, sizes_.value_depth_padded, true);
     } else {
-      Base::multiply_visible(block.scores, block.visible, count, start, false,
-                             values_ + at * value_elements(), sizes_.value_depth_padded,
-                             block.sums);
+      Base::multiply_visible(at, block.scores, block.visible, false, values,
+                             sizes_.value_depth_padded, block.sums);
     }
   }
 
   // Scores x become probabilities relative to the row's running maximum.
   void update(std::int64_t r, T* x, std::int64_t width, Block& block) {
+    if (output(Slot::max_logit).present) {
+      block.largest[r] = math().max(x, width, block.largest[r]);
+    }
     const T before = block.maximum[r];
     const T now = math().max(x, width, before);
     block.maximum[r] = now;
@@ -175,43 +184,67 @@ class AttentionForward : AttentionBase<T> {
     block.denominator[r] += sum;
   }
 
-  void finish(std::int64_t b, std::int64_t h, std::int64_t first, std::int64_t count,
-              Block& block) {
-    for (std::int64_t r = 0; r < count; ++r) {
-      const T denominator = block.denominator[r];
-      T* sums = block.sums + r * sizes_.value_depth_padded;
-      if (output(Slot::o).present) {
-        if (denominator != 0) math().scale(sums, sizes_.value_depth, 1 / denominator);
-        Base::store_row(output(Slot::o).at, b, h, first + r, sizes_.value_depth, sums);
-      }
-      if (output(Slot::stats).present) {
-        const T log_sum = denominator == 0 ? -kInfinity : block.maximum[r] + std::log(denominator);
-        Base::store_row(output(Slot::stats).at, b, h, first + r, 1, &log_sum);
-      }
+  // The denominator has the dropped weights too; what is kept grows in finish().
+  void drop(const TileAt& at, std::int64_t r, Span span, T* x, Block& block) {
+    Base::fill_kept(at.b, at.h, at.first + r, span, block.kept);
+    for (std::int64_t j = 0; j < span.end - span.begin; ++j) {
+      x[j] = block.kept[j] != 0 ? x[j] : T{0};
     }
   }
 
-  T* keys_ = nullptr;    // per tile: transposed right operands of Q K^T
-  T* values_ = nullptr;  // per tile: right operands of P V
+  void finish(const TileAt& at, Block& block) {
+    for (std::int64_t r = 0; r < at.rows; ++r) {
+      const T denominator = block.denominator[r];
+      const auto store = [&](int slot, std::int64_t count, const T* values) {
+        Base::store_row(Base::query_rows(output(slot)), at.b, at.h, at.first + r, count, values);
+      };
+      T* sums = block.sums + r * sizes_.value_depth_padded;
+      if (denominator == 0) {  // saw nothing; the zeros times infinite values are no numbers
+        std::fill(sums, sums + sizes_.value_depth, T{0});
+      } else {
+        math().scale(sums, sizes_.value_depth, Base::kept_scale() / denominator);
+      }
+      store(Slot::o, sizes_.value_depth, sums);
+      if (output(Slot::stats).present) {
+        const T log_sum = denominator == 0 ? -kInfinity : block.maximum[r] + std::log(denominator);
+        store(Slot::stats, 1, &log_sum);
+      }
+      if (output(Slot::max_logit).present) store(Slot::max_logit, 1, block.largest + r);
+    }
+  }
+
+  // The dropout mask of every weight, also of those that no row sees.
+  Status store_dropout() {
+    const Rows to = rows_of(output(Slot::dropped).at, roots_);
+    return parallel_for(sequences_.count() * sizes_.heads * sizes_.rows, 0,
+                        [&](std::int64_t task, std::byte*) {
+                          const std::int64_t i = task % sizes_.rows;
+                          const std::int64_t h = task / sizes_.rows % sizes_.heads;
+                          const std::int64_t b = task / sizes_.rows / sizes_.heads;
+                          auto* kept = reinterpret_cast<std::uint8_t*>(to.data) + to.at(b, h, i);
+                          if (to.strides[3] == 1 || sizes_.columns == 1) {
+                            Base::fill_kept(b, h, i, {0, sizes_.columns}, kept);
+                            return;
+                          }
+                          for (std::int64_t j = 0; j < sizes_.columns; ++j) {
+                            Base::fill_kept(b, h, i, {j, j + 1}, kept + j * to.strides[3]);
+                          }
+                        });
+  }
+
+  T* packed_keys_ = nullptr;    // per tile: transposed right operands of Q K^T
+  T* packed_values_ = nullptr;  // per tile: right operands of P V
   std::uint8_t* values_finite_ = nullptr;
   std::size_t workspace_ = 0;
 };
 
 }  // namespace
 
-std::size_t attention_forward_workspace(const Kernels& kernels, const ir::Graph& graph,
-                                        const AttentionStep& step) {
-  return computes_in_f64(graph, step)
-             ? AttentionForward<double>{kernels, graph, step, {}, nullptr}.workspace()
-             : AttentionForward<float>{kernels, graph, step, {}, nullptr}.workspace();
-}
-
-Status run_attention_forward(const Kernels& kernels, const ir::Graph& graph,
-                             const AttentionStep& step, const std::vector<std::byte*>& roots,
-                             std::byte* workspace) {
-  return computes_in_f64(graph, step)
-             ? AttentionForward<double>{kernels, graph, step, roots, workspace}.run()
-             : AttentionForward<float>{kernels, graph, step, roots, workspace}.run();
+std::unique_ptr<AttentionPass> attention_forward(const Kernels& kernels, const ir::Graph& graph,
+                                                 const AttentionStep& step,
+                                                 const std::vector<std::byte*>& roots,
+                                                 std::byte* workspace) {
+  return make_pass<AttentionForward>(kernels, graph, step, roots, workspace);
 }
 
 }  // namespace lawson::cpu

@@ -20,14 +20,6 @@ constexpr std::int64_t kBlockDepth = 256;
 constexpr std::int64_t kBlockColumns = 1024;
 constexpr std::int64_t kSmallBytes = 256 << 10;  // of a packed B that a thread keeps to itself
 
-std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit * unit;
-}
-
-std::int64_t blocks(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit;
-}
-
 std::size_t bytes_of(std::int64_t elements, std::size_t element) {
   return align_up(static_cast<std::size_t>(elements) * element);
 }

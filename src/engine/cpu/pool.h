@@ -27,4 +27,12 @@ inline constexpr std::size_t align_up(std::size_t bytes) {
   return (bytes + 63) & ~std::size_t{63};
 }
 
+// How many units hold `value`, and their size together.
+inline constexpr std::int64_t blocks(std::int64_t value, std::int64_t unit) {
+  return (value + unit - 1) / unit;
+}
+inline constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
+  return blocks(value, unit) * unit;
+}
+
 }  // namespace lawson::cpu

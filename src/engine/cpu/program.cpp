@@ -80,6 +80,7 @@ class Planner {
                      [&](const ir::Reduce& op) { plan_reduce(node, op); },
                      [&](const ir::Attention&) { plan_attention(n); },
                      [&](const ir::AttentionBackward&) { plan_attention(n); },
+                     [&](const ir::CacheAppend&) { plan_attention(n); },
                      [&](const ir::Constant& op) { plan_constant(node, op); },
                      [&](const ir::Iota& op) { plan_iota(node, op); },
                      [&](const ir::Broadcast&) { plan_view(node); },

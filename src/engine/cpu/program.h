@@ -37,7 +37,7 @@ struct ReduceStep {
   Location to;                // strides per axis of the operand, 0 where reduced
 };
 
-// Attention or its backward: the node's operands and results, in its slots.
+// Attention, its backward, or an append to a cache: the node's operands and results, in its slots.
 struct AttentionStep {
   std::int32_t node = 0;
   struct Slot {
@@ -86,5 +86,7 @@ Status run_reduce(const Kernels& kernels, const ReduceStep& step,
                   const std::vector<std::byte*>& roots);
 Status run_attention(const Kernels& kernels, const ir::Graph& graph, const AttentionStep& step,
                      const std::vector<std::byte*>& roots, std::byte* workspace);
+Status run_cache_append(const ir::Graph& graph, const AttentionStep& step,
+                        const std::vector<std::byte*>& roots);
 
 }  // namespace lawson::cpu

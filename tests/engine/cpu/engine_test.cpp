@@ -60,8 +60,8 @@ TEST(CpuEngine, InstructionSetsAgreeOnAttention) {
   rule.right = 0;
   rule.alignment = ir::Alignment::bottom_right;
   rule.softcap = 20;
-  const ir::Graph graph = g.finish(
-      g.ops(ir::Attention{rule}, {q, k, k, g.scalar("scale", 0.3), kNone, kNone, kNone, kNone}, 2));
+  const ir::Graph graph =
+      g.finish(g.ops(ir::Attention{rule}, {q, k, k, g.scalar("scale", 0.3)}, 2));
   Execution first{graph, "generic"};
   first.fill(4);
   first.run();
@@ -105,13 +105,13 @@ TEST_P(Padded, PoisonInPaddingStaysThere) {
     rule.right = 0;
     rule.alignment = ir::Alignment::bottom_right;
     if (!backward) {
-      return g.finish(g.ops(ir::Attention{rule}, {q, k, v, kNone, kNone, sq, skv, kNone}, 2));
+      return g.finish(g.ops(ir::Attention{rule}, {q, k, v, kNone, kNone, sq, skv}, 2));
     }
     const auto o = g.input("o", DType::f32, {batch, 1, kRows, kDepth});
     const auto dout = g.input("dout", DType::f32, {batch, 1, kRows, kDepth});
     const auto stats = g.input("stats", DType::f32, {batch, 1, kRows, 1});
     return g.finish(g.ops(ir::AttentionBackward{rule},
-                          {q, k, v, o, dout, stats, kNone, kNone, sq, skv, kNone}, 3));
+                          backward_operands({q, k, v, kNone, kNone, sq, skv}, o, dout, stats), 3));
   };
   for (const bool backward : {false, true}) {
     const auto run = [&](bool poisoned) {
@@ -163,8 +163,7 @@ TEST(CpuEngine, ANanIsSeenOnlyByTheRowsThatSeeIt) {
   ir::AttentionRule rule;
   rule.left = 20;
   rule.right = 3;
-  Execution e{
-      g.finish(g.ops(ir::Attention{rule}, {q, k, v, kNone, kNone, kNone, kNone, kNone}, 1))};
+  Execution e{g.finish(g.ops(ir::Attention{rule}, {q, k, v}, 1))};
   e.fill(8);
   constexpr std::int64_t kBad = 61;
   e.set(2, kBad * 16 + 5, NAN);
@@ -227,7 +226,7 @@ TEST(CpuEngine, ByValueScalarsHaveDefaults) {
   const auto q = g.input("q", DType::f32, {1, 1, 3, 4});
   const auto k = g.input("k", DType::f32, {1, 1, 5, 4});
   const auto scale = g.scalar("scale", 0.125);
-  Execution e{g.finish(g.ops(ir::Attention{}, {q, k, k, scale, kNone, kNone, kNone, kNone}, 1))};
+  Execution e{g.finish(g.ops(ir::Attention{}, {q, k, k, scale}, 1))};
   e.fill(2);
   e.run();
   const std::vector<std::byte> bound = e.bytes(e.output());

@@ -73,6 +73,14 @@ class GraphOf {
   ir::Builder builder_{"test"};
 };
 
+// The operands of a backward: those that it shares with the forward, then its own.
+inline std::vector<ir::TensorId> backward_operands(std::vector<ir::TensorId> shared, ir::TensorId o,
+                                                   ir::TensorId dout, ir::TensorId stats) {
+  shared.resize(ir::AttentionSlots::kShared, ir::kNone);
+  shared.insert(shared.end(), {o, dout, stats});
+  return shared;
+}
+
 // Memory for a graph's inputs and outputs, and a loaded plan.
 class Execution {
  public:

@@ -159,11 +159,8 @@ ir::Graph mixed_graph() {
   const auto e = g.op(ir::Unary{ir::UnaryKind::exp}, {a});
   const auto q = g.input("q", DType::f32, {2, 4, 200, 24});
   const auto k = g.input("k", DType::f32, {2, 2, 170, 24});
-  const auto o =
-      g.ops(ir::Attention{}, {q, k, k, ir::kNone, ir::kNone, ir::kNone, ir::kNone, ir::kNone}, 2);
-  const auto d =
-      g.ops(ir::AttentionBackward{},
-            {q, k, k, q, q, o[1], ir::kNone, ir::kNone, ir::kNone, ir::kNone, ir::kNone}, 3);
+  const auto o = g.ops(ir::Attention{}, {q, k, k}, 2);
+  const auto d = g.ops(ir::AttentionBackward{}, backward_operands({q, k, k}, q, q, o[1]), 3);
   return g.finish({c, r, e, o[0], d[0], d[1], d[2]});
 }
 

@@ -98,16 +98,14 @@ TEST(Program, AttentionNeedsMemoryLinearInItsLength) {
   const auto bytes = [](std::int64_t length, bool backward) {
     GraphOf g;
     const auto q = g.input("q", DType::bf16, {1, 1, length, 64});
-    constexpr auto none = ir::kNone;
     if (!backward) {
-      return program_of(
-                 g.finish(g.ops(ir::Attention{}, {q, q, q, none, none, none, none, none}, 2)))
-          .workspace_bytes;
+      return program_of(g.finish(g.ops(ir::Attention{}, {q, q, q}, 2))).workspace_bytes;
     }
     const auto stats = g.input("stats", DType::f32, {1, 1, length, 1});
     const auto bias = g.input("bias", DType::f32, {1, 1, length, length});
-    return program_of(g.finish(g.ops(ir::AttentionBackward{},
-                                     {q, q, q, q, q, stats, none, bias, none, none, none}, 4)))
+    return program_of(
+               g.finish(g.ops(ir::AttentionBackward{},
+                              backward_operands({q, q, q, ir::kNone, bias}, q, q, stats), 4)))
         .workspace_bytes;
   };
   for (const bool backward : {false, true}) {
