@@ -1,18 +1,44 @@
 #include "front/spec.h"
 
+#include <utility>
+
+#include "front/context_parallel.h"
 #include "ir/json.h"
 
 namespace lawson::front {
 namespace {
 
-Status add_part(Spec& spec, const char* name, Result<ir::Graph> graph) {
-  if (graph.ok()) {
-    spec.parts.push_back({name, std::move(graph).value()});
-    return {};
-  }
-  if (graph.error().kind != ErrorKind::unsupported) return graph.error();
-  spec.unsupported = graph.error().reasons;
+// What is unsupported is an answer, kept in the spec; other errors end the reading.
+Status refuse(Spec& spec, Error error, const std::string& place) {
+  if (error.kind != ErrorKind::unsupported) return error;
+  spec.unsupported = std::move(error.reasons);
+  for (Reason& reason : spec.unsupported) reason.message = place + reason.message;
   spec.parts.clear();
+  spec.steps.clear();
+  return {};
+}
+
+// The graphs of a spec without context_parallel, for step `step` where there are steps.
+Status add_parts(Spec& spec, const AttentionSpec& attention, std::size_t step) {
+  const std::string place = spec.steps.empty() ? "" : spec.steps[step].name + ": ";
+  for (const auto& [name, pass] :
+       {std::pair{"forward", Pass::forward}, std::pair{"backward", Pass::backward}}) {
+    if (attention.pass != pass && attention.pass != Pass::training) continue;
+    auto graph = attention_graph(attention, pass);
+    if (!graph.ok()) return refuse(spec, std::move(graph).error(), place);
+    spec.parts.push_back({name, std::move(graph).value(), step});
+  }
+  return {};
+}
+
+Status add_steps(Spec& spec, const AttentionSpec& attention) {
+  auto steps = cp_distinct_steps(attention);
+  if (!steps.ok()) return refuse(spec, std::move(steps).error(), "");
+  for (const CpStep& step : *steps) {
+    spec.steps.push_back({step.name, step.rank, step.step});
+    LAWSON_CHECK(add_parts(spec, step.spec, spec.steps.size() - 1));
+    if (!spec.unsupported.empty()) return {};
+  }
   return {};
 }
 
@@ -39,20 +65,11 @@ Result<Spec> spec_from_json(const Json& document, const std::string& source) {
   for (const auto& [field, value] : document.items()) {
     if (!value.is_null()) spec.document[field] = value;  // also what is read and not lowered
   }
-  const auto graph_of = [&](Pass pass) -> Result<ir::Graph> {
-    auto graph = attention_graph(attention, pass);
-    if (!graph.ok() && graph.error().kind == ErrorKind::invalid_argument) {
-      return invalid("{}: {}", source, graph.error().message);
-    }
-    return graph;
-  };
-  if (attention.pass != Pass::backward) {
-    LAWSON_CHECK(add_part(spec, "forward", graph_of(Pass::forward)));
-  }
-  if (attention.pass != Pass::forward && spec.unsupported.empty()) {
-    LAWSON_CHECK(add_part(spec, "backward", graph_of(Pass::backward)));
-  }
-  return spec;
+  const Status added =
+      attention.context_parallel ? add_steps(spec, attention) : add_parts(spec, attention, 0);
+  if (added.ok()) return spec;
+  if (added.error().kind != ErrorKind::invalid_argument) return added.error();
+  return invalid("{}: {}", source, added.error().message);
 }
 
 }  // namespace lawson::front
