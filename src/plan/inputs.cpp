@@ -300,7 +300,7 @@ Status fill_forward_results(const ir::Graph& graph, const ir::Node& node, Engine
   LAWSON_TRY(auto results, builder.add(Forward{backward.rule}, operands,
                                        {{"forward.o", graph.tensor(o).dtype, true},
                                         {"forward.stats", std::nullopt, true}}));
-  for (const ir::TensorId id : results) LAWSON_CHECK(builder.output(id));
+  for (const auto slot : {Forward::o, Forward::stats}) LAWSON_CHECK(builder.output(results[slot]));
   LAWSON_TRY(ir::Graph forward, std::move(builder).finish());
   const std::vector<Buffer> outputs = make_outputs(forward);
   for (const Buffer& buffer : outputs) bindings.push_back(buffer.binding());
