@@ -18,6 +18,11 @@ struct Array {
   // Per element, how far a correct engine may be away from `value`; infinite where anything goes.
   // Empty means exact.
   std::vector<double> error;
+  // Where not empty: the leading box of `shape` that is there. What lies outside of it is neither
+  // read nor written, and not in memory perhaps; its values are 0 here.
+  Dims there;
+  // Of i64 that was loaded: every bit.
+  std::vector<std::int64_t> exact;
 
   std::size_t size() const { return value.size(); }
   double error_at(std::size_t i) const { return error.empty() ? 0.0 : error[i]; }
@@ -26,12 +31,15 @@ struct Array {
 // An array of zeros of the tensor's dtype and shape.
 Array make_array(DType dtype, const Dims& shape);
 
-// Reads and writes the strided storage of a tensor.
-Array load(const ir::Tensor& tensor, const void* data);
+// Reads and writes the strided storage of a tensor, as far as it is there.
+Array load(const ir::Tensor& tensor, const void* data, Dims there = {});
 void store(const Array& array, const ir::Tensor& tensor, void* data);
 
 // Strides that read an operand of shape `from` at the indices of `shape` (0 where it broadcasts).
 Dims broadcast_strides(const Dims& from, const Dims& shape);
+
+// Makes the error of what is not there infinite.
+void leave_open(Array& array);
 
 // Calls visit(result position, operand positions...) for every index of `shape`.
 template <typename Visit>

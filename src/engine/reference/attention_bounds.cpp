@@ -1,6 +1,7 @@
 // Error analysis of attention. Notation per row: x_j visible scores, P_j probabilities,
 // delta_j the absolute error of x_j (with the exponential's own), L the denominator.
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -29,16 +30,23 @@ struct Dot {
 // a . b over n elements, with the errors of the operands and of an engine's accumulation.
 Dot dot(const Array& a, std::size_t a_at, const Array& b, std::size_t b_at, std::size_t n,
         double own, double floor) {
+  const double* x = a.value.data() + a_at;
+  const double* y = b.value.data() + b_at;
   Dot result;
+  std::array<double, 2> values{};
+  std::array<double, 2> magnitudes{};
   for (std::size_t c = 0; c < n; ++c) {
-    const double x = a.value[a_at + c];
-    const double y = b.value[b_at + c];
-    result.value += x * y;
-    result.magnitude += std::fabs(x * y);
-    if (!a.error.empty() || !b.error.empty()) {
+    const double product = x[c] * y[c];
+    values[c % 2] += product;
+    magnitudes[c % 2] += std::fabs(product);
+  }
+  result.value = values[0] + values[1];
+  result.magnitude = magnitudes[0] + magnitudes[1];
+  if (!a.error.empty() || !b.error.empty()) {
+    for (std::size_t c = 0; c < n; ++c) {
       const double ex = a.error_at(a_at + c);
       const double ey = b.error_at(b_at + c);
-      result.error += std::fabs(x) * ey + std::fabs(y) * ex + ex * ey;
+      result.error += std::fabs(x[c]) * ey + std::fabs(y[c]) * ex + ex * ey;
     }
   }
   result.error += own * result.magnitude + static_cast<double>(n) * floor;
@@ -70,39 +78,55 @@ struct Roundoff {
 struct Score {
   double value = 0;
   double error = 0;
-  double scaled = 0;  // scale * q.k, before the cap
+  double scaled = 0;  // scale * (q.k + pre-scale bias), before the cap
   double scaled_error = 0;
 };
 
-Score score_of(const AttentionProblem& p, const Roundoff& r, std::size_t b, std::size_t h,
-               std::size_t i, std::size_t j) {
-  const Dot qk =
-      dot(p.q, p.q_row(b, h, i), p.k, p.k_row(b, h, j), p.depth(), r.matmul(p.depth()), r.floor);
+// Adds a term to the score; -infinity (a mask) is exact, whatever it is added to.
+void add_term(const Roundoff& r, double term, double error, Score& s) {
+  s.value += term;
+  s.error =
+      s.value == -kInfinity ? 0 : s.error + error + r.sum * (std::fabs(term) + std::fabs(s.value));
+}
+
+Score score_of(const AttentionProblem& p, const Roundoff& r, std::int64_t b, std::int64_t h,
+               std::int64_t i, std::int64_t j) {
+  Dot qk = dot(p.q(), p.query(b, h, i) * p.depth(), p.k(), p.key(b, h, j) * p.depth(), p.depth(),
+               r.matmul(p.depth()), r.floor);
+  if (p.rule().pre_scale_bias) {
+    const std::size_t at = p.bias_at(b, h, i, j);
+    const double bias = p.bias()->value[at];
+    qk.value += bias;
+    qk.magnitude += 3 * std::fabs(bias);  // q.k and bias may be scaled one by one
+    qk.error += p.bias()->error_at(at);
+  }
   Score s;
-  const double scale = p.scale_value();
-  const double scale_error = p.scale != nullptr ? p.scale->error_at(0) : 0.0;
+  const double scale = p.scale();
   s.scaled = scale * qk.value;
   // Engines scale q, the product, or fold the scale into the exponent: up to three roundings.
-  s.scaled_error = std::fabs(scale) * qk.error + std::fabs(qk.value) * scale_error +
-                   3 * r.sum * std::fabs(s.scaled) + r.sum * std::fabs(scale) * qk.magnitude;
+  if (std::isfinite(s.scaled)) {
+    s.scaled_error = std::fabs(scale) * qk.error + std::fabs(qk.value) * p.scale_error() +
+                     3 * r.sum * std::fabs(s.scaled) + r.sum * std::fabs(scale) * qk.magnitude;
+  }
   s.value = p.capped(s.scaled);
   s.error = s.scaled_error;
-  if (p.rule.softcap > 0) {
+  if (p.rule().softcap > 0) {
     // cap * tanh: the slope is at most 1, and falls off where the cap bites.
     const double near = std::max(std::fabs(s.scaled) - s.scaled_error, 0.0);
     s.error = s.scaled_error * p.cap_slope(near) +
-              (r.function + 2 * r.sum) * std::max(std::fabs(s.value), 0.25 * p.rule.softcap);
+              (r.function + 2 * r.sum) * std::max(std::fabs(s.value), 0.25 * p.rule().softcap);
   }
-  if (p.bias != nullptr) {
+  if (p.bias() != nullptr && !p.rule().pre_scale_bias) {
     const std::size_t at = p.bias_at(b, h, i, j);
-    s.value += p.bias->value[at];
-    if (s.value == -kInfinity) return {s.value, 0, 0, 0};  // an additive mask
-    s.error += p.bias->error_at(at) + r.sum * (std::fabs(p.bias->value[at]) + std::fabs(s.value));
+    add_term(r, p.bias()->value[at], p.bias()->error_at(at), s);
   }
-  if (p.rule.alibi) {
+  if (const Array* mask = p.additive_mask()) {
+    const std::size_t at = p.mask_at(b, h, i, j);
+    add_term(r, mask->value[at], mask->error_at(at), s);
+  }
+  if (p.rule().alibi) {
     const double term = p.alibi_term(b, h, i, j);
-    s.value += term;
-    s.error += 3 * r.sum * std::fabs(term) + r.sum * std::fabs(s.value);
+    add_term(r, term, 2 * r.sum * std::fabs(term), s);
   }
   return s;
 }
@@ -116,14 +140,6 @@ double weight_error(const Roundoff& r, double x, double error, double m) {
   return std::exp(x - m) * (std::expm1(delta) + r.function + 2 * r.sum);
 }
 
-double extra_error(const AttentionProblem& p, const Roundoff& r, std::size_t h, double m) {
-  return weight_error(r, p.extra_logit(h), p.sink != nullptr ? p.sink->error_at(h) : 0.0, m);
-}
-
-void add_error(Array& array, std::size_t at, double amount) {
-  if (at < array.size()) array.error[at] += std::isnan(amount) ? kInfinity : amount;
-}
-
 // Non-finite values are judged by pattern; NaN errors mean that anything goes.
 void settle(Array& array) {
   for (std::size_t i = 0; i < array.size(); ++i) {
@@ -132,212 +148,363 @@ void settle(Array& array) {
   }
 }
 
-}  // namespace
+void set_error(Array& array, std::size_t at, double error) {
+  if (at < array.size()) array.error[at] = error;
+}
+
+void add_error(Array& array, std::size_t at, double error) {
+  if (at < array.size()) array.error[at] += error;
+}
+
+// What the factor 1 / (1 - p) of dropout adds, relative to what it multiplies: computing 1 - p and
+// its reciprocal, and the product.
+double dropout_roundoff(const AttentionProblem& p, const Roundoff& r) {
+  return p.rule().dropout > 0 ? 3 * r.sum / (1 - p.rule().dropout) : 0.0;
+}
+
+// ---- forward ----
 
 // With relative errors |eps_j| <= E_j of the weights in numerator and denominator alike:
 //   O' - O = sum P_j (1 + eps_j) (v_j - O) / sum P_j (1 + eps_j),
 // so |O' - O| <= sum P_j E_j |v_j - O| / (1 - sum P_j E_j), and never more than the spread of the
-// values. Storage of P touches the numerator only; then come the second matmul and the division.
-void add_attention_errors(const ir::Attention& op, const Operands& operands,
-                          std::vector<Array>& results, const Arithmetic& arithmetic) {
-  const AttentionProblem p = problem_of(op, operands);
-  const Roundoff r(arithmetic);
-  Array& o = results[ir::Attention::o];
-  Array& stats = results[ir::Attention::stats];
-  std::vector<Score> x(p.columns());
-  std::vector<double> weight(p.columns());
-  std::vector<double> uncertainty(p.columns());
-  const double second = r.matmul(p.columns()) + r.probability +
-                        (std::log2(static_cast<double>(p.columns()) + 1) + 2) *
-                            (r.function + 2 * r.sum);  // rescaling of an online softmax
-  for (std::size_t b = 0; b < p.batch(); ++b) {
-    for (std::size_t h = 0; h < p.heads(); ++h) {
-      for (std::size_t i = 0; i < p.rows(); ++i) {
-        if (!p.row_is_valid(b, i)) {
-          // Output 0; the statistics of a padding row mean nothing.
-          if (stats.size() > 0) stats.error[p.stats_at(b, h, i)] = kInfinity;
-          continue;
-        }
-        const double extra = p.extra_logit(h);
-        double m = extra;
-        std::size_t visible = 0;
-        for (std::size_t j = 0; j < p.columns(); ++j) {
-          if (!p.visible(b, i, j)) continue;
-          x[j] = score_of(p, r, b, h, i, j);
-          m = std::max(m, x[j].value);
-          ++visible;
-        }
-        if (m == -kInfinity) continue;
-        double sum = std::exp(extra - m);
-        const double extra_uncertainty = extra_error(p, r, h, m);
-        double uncertain = extra_uncertainty;  // sum of weights times E
-        for (std::size_t j = 0; j < p.columns(); ++j) {
-          if (!p.visible(b, i, j)) continue;
-          weight[j] = std::exp(x[j].value - m);
-          uncertainty[j] = weight_error(r, x[j].value, x[j].error, m);
-          sum += weight[j];
-          uncertain += uncertainty[j];
-        }
-        const double mixed = uncertain / sum;  // sum P_j E_j
-        const double inverse = mixed < 1 ? 1 / (1 - mixed) : kInfinity;
-        if (stats.size() > 0) {
-          const std::size_t at = p.stats_at(b, h, i);
-          const double lse = m + std::log(sum);
-          stats.error[at] = mixed * inverse + accumulation_growth(visible) * r.sum +
-                            (r.function + 2 * r.sum) * (std::log(sum) + 1) +
-                            (std::log2(static_cast<double>(visible) + 1) + 2) * r.function +
-                            4 * r.sum * (std::fabs(m) + std::fabs(lse));
-          // A sink that nothing visible joins is returned as it is.
-          if (visible == 0) stats.error[at] = p.sink != nullptr ? p.sink->error_at(h) : 0.0;
-          if (visible == 0) stats.error[at] += 8 * r.sum * std::fabs(lse);
-        }
-        if (o.size() == 0 || visible == 0) continue;
-        for (std::size_t c = 0; c < p.value_depth(); ++c) {
-          const std::size_t at = p.o_row(b, h, i) + c;
-          const double out = o.value[at];
-          double error = extra_uncertainty / sum * std::fabs(out);
-          double spread = extra > -kInfinity ? std::fabs(out) : 0.0;
-          double magnitude = 0;
-          double operand = 0;
-          double floor = 0;
-          for (std::size_t j = 0; j < p.columns(); ++j) {
-            if (!p.visible(b, i, j)) continue;
-            const std::size_t value_at = p.v_row(b, h, j) + c;
-            const double v = p.v.value[value_at];
-            const double probability = weight[j] / sum;
-            error += uncertainty[j] / sum * std::fabs(v - out);
-            spread = std::max(spread, std::fabs(v - out));
-            magnitude += probability * std::fabs(v);
-            operand += probability * p.v.error_at(value_at);
-            floor += std::fabs(v);
-          }
-          error = std::min(mixed < 1 ? error * inverse : kInfinity, spread);
-          o.error[at] = error + operand + second * magnitude + r.stored_floor * floor +
-                        r.floor * static_cast<double>(visible) +
-                        (accumulation_growth(visible) + 4) * r.sum * std::fabs(out);
-        }
+// values; with dropout, v_j is the value times its factor. Storage of P touches the numerator only;
+// then come the second matmul and the division.
+struct Forward {
+  Forward(const AttentionProblem& problem, std::vector<Array>& results,
+          const Arithmetic& arithmetic)
+      : p{problem},
+        r{arithmetic},
+        o{results[ir::Attention::o]},
+        stats{results[ir::Attention::stats]},
+        max_logit{results[ir::Attention::max_logit]},
+        row{p.geometry().columns},
+        x(row.score.size()),
+        weight(row.score.size()),
+        uncertainty(row.score.size()),
+        sums(p.value_depth()) {
+    const auto columns = static_cast<std::size_t>(p.geometry().columns);
+    second = r.matmul(columns) + r.probability + dropout_roundoff(p, r) +
+             (std::log2(static_cast<double>(columns) + 1) + 2) *
+                 (r.function + 2 * r.sum);  // rescaling of an online softmax
+  }
+
+  void run() {
+    // The statistics of rows that no sequence has mean nothing.
+    std::fill(stats.error.begin(), stats.error.end(), kInfinity);
+    std::fill(max_logit.error.begin(), max_logit.error.end(), kInfinity);
+    for (std::int64_t b = 0; b < p.sequences(); ++b) {
+      for (std::int64_t h = 0; h < p.heads(); ++h) {
+        for (std::int64_t i = 0; i < p.sequence(b).q_length; ++i) one_row(b, h, i);
       }
     }
+    settle(o);
+    settle(stats);
+    settle(max_logit);
   }
-  settle(o);
-  settle(stats);
+
+  void one_row(std::int64_t b, std::int64_t h, std::int64_t i) {
+    const std::size_t at = p.query(b, h, i);
+    p.begin_row(b, h, i, row);
+    const auto begin = static_cast<std::size_t>(row.columns.begin);
+    const auto end = static_cast<std::size_t>(row.columns.end);
+    const double extra = p.extra_logit(h);
+    const double extra_error =
+        p.sink() != nullptr ? p.sink()->error_at(static_cast<std::size_t>(h)) : 0.0;
+    double largest = -kInfinity;
+    double highest = -kInfinity;  // what the largest could be at most and at least
+    double lowest = -kInfinity;
+    std::size_t visible = 0;
+    for (std::size_t j = begin; j < end; ++j) {
+      if (row.visible[j] == 0) continue;
+      x[j] = score_of(p, r, b, h, i, static_cast<std::int64_t>(j));
+      largest = std::max(largest, x[j].value);
+      highest = std::max(highest, x[j].value + x[j].error);
+      lowest = std::max(lowest, x[j].value - x[j].error);
+      ++visible;
+    }
+    // Engines keep logits in base 2, too.
+    set_error(max_logit, at,
+              largest == -kInfinity
+                  ? 0.0
+                  : std::max(highest - largest, largest - lowest) + 4 * r.sum * std::fabs(largest));
+    const double m = std::max(largest, extra);
+    if (m == -kInfinity) {
+      set_error(stats, at, 0);
+      return;
+    }
+    double sum = std::exp(extra - m);
+    const double extra_uncertainty = weight_error(r, extra, extra_error, m);
+    double uncertain = extra_uncertainty;  // sum of weights times E
+    for (std::size_t j = begin; j < end; ++j) {
+      if (row.visible[j] == 0) continue;
+      weight[j] = std::exp(x[j].value - m);
+      uncertainty[j] = weight_error(r, x[j].value, x[j].error, m);
+      sum += weight[j];
+      uncertain += uncertainty[j];
+    }
+    const double mixed = uncertain / sum;  // sum P_j E_j
+    const double inverse = mixed < 1 ? 1 / (1 - mixed) : kInfinity;
+    const double lse = m + std::log(sum);
+    if (visible == 0) {
+      // A sink that nothing visible joins is returned as it is.
+      set_error(stats, at, extra_error + 8 * r.sum * std::fabs(lse));
+      return;
+    }
+    set_error(stats, at,
+              mixed * inverse + accumulation_growth(visible) * r.sum +
+                  (r.function + 2 * r.sum) * (std::log(sum) + 1) +
+                  (std::log2(static_cast<double>(visible) + 1) + 2) * r.function +
+                  4 * r.sum * (std::fabs(m) + std::fabs(lse)));
+    if (o.size() == 0) return;
+    const double* out = o.value.data() + at * p.value_depth();
+    const double limit = extra > -kInfinity ? 1.0 : 0.0;  // the extra logit's value is 0
+    for (std::size_t c = 0; c < p.value_depth(); ++c) {
+      const double magnitude = std::fabs(out[c]);
+      sums[c] = {extra_uncertainty / sum * magnitude, limit * magnitude, 0, 0, 0};
+    }
+    for (std::size_t j = begin; j < end; ++j) {
+      if (row.visible[j] != 0) add_value(b, h, j, sum, out);
+    }
+    for (std::size_t c = 0; c < p.value_depth(); ++c) {
+      const Sums& s = sums[c];
+      const double error = std::min(mixed < 1 ? s.error * inverse : kInfinity, s.spread);
+      o.error[at * p.value_depth() + c] =
+          error + s.operand + second * s.magnitude + r.stored_floor * s.floor +
+          r.floor * static_cast<double>(visible) +
+          (accumulation_growth(visible) + 4) * r.sum * std::fabs(out[c]);
+    }
+  }
+
+  void add_value(std::int64_t b, std::int64_t h, std::size_t j, double sum, const double* out) {
+    const std::size_t at = p.value(b, h, static_cast<std::int64_t>(j)) * p.value_depth();
+    const double* v = p.v().value.data() + at;
+    const double factor = row.dropout[j];
+    const double probability = weight[j] / sum;
+    const double own = uncertainty[j] / sum;
+    for (std::size_t c = 0; c < p.value_depth(); ++c) {
+      const double value = factor * v[c];
+      const double apart = std::fabs(value - out[c]);
+      Sums& s = sums[c];
+      s.error += own * apart;
+      s.spread = std::max(s.spread, apart);
+      s.magnitude += probability * std::fabs(value);
+      s.floor += std::fabs(value);
+    }
+    if (p.v().error.empty()) return;
+    for (std::size_t c = 0; c < p.value_depth(); ++c) {
+      sums[c].operand += probability * factor * p.v().error[at + c];
+    }
+  }
+
+  // Of one element of O.
+  struct Sums {
+    double error;
+    double spread;
+    double magnitude;
+    double operand;
+    double floor;
+  };
+
+  const AttentionProblem& p;
+  const Roundoff r;
+  Array& o;
+  Array& stats;
+  Array& max_logit;
+  ScoreRow row;
+  std::vector<Score> x;
+  std::vector<double> weight;
+  std::vector<double> uncertainty;
+  std::vector<Sums> sums;
+  double second = 0;
+};
+
+// ---- backward ----
+
+// array.error[at + c] += a |x[c]| + b x's own error + floor; nothing where the array is absent.
+void add_errors_of(Array& array, std::size_t at, const Array& x, std::size_t x_at,
+                   std::size_t count, double a, double b, double floor) {
+  if (array.size() == 0) return;
+  double* to = array.error.data() + at;
+  const double* from = x.value.data() + x_at;
+  for (std::size_t c = 0; c < count; ++c) to[c] += a * std::fabs(from[c]) + floor;
+  if (x.error.empty()) return;
+  for (std::size_t c = 0; c < count; ++c) to[c] += b * x.error[x_at + c];
 }
 
-void add_attention_errors(const ir::AttentionBackward& op, const Operands& operands,
-                          std::vector<Array>& results, const Arithmetic& arithmetic) {
+struct Backward {
   using Slot = ir::AttentionBackward;
-  const AttentionProblem p = problem_of(op, operands);
-  const Roundoff r(arithmetic);
-  const Array& o = *operands[Slot::o];
-  const Array& dout = *operands[Slot::dout];
-  const Array& stats = *operands[Slot::stats];
-  const std::size_t group = p.heads() / p.kv_heads();
-  // Sums over columns (dQ) and over rows of a group of heads (dK, dV): relative to sum |terms|.
-  const double over_columns = r.matmul(p.columns());
-  const double over_rows = r.matmul(p.rows() * group);
-  // Each head's share is stored, then the shares are added, in that format at worst.
-  const double partial = group > 1 ? static_cast<double>(group) * r.partial : 0;
-  const std::size_t scores = p.batch() * p.heads() * p.rows() * p.columns();
-  Array& dbias = results[Slot::dbias];
-  Array& dsink = results[Slot::dsink];
-  // dBias adds the gradients of the scores as they are stored for dQ and dK.
-  const double over_bias =
-      dbias.size() == 0 ? 0 : accumulation_growth(scores / dbias.size()) * r.sum + r.partial;
-  const double over_sink = accumulation_growth(p.batch() * p.rows()) * r.sum;
-  const double scale = std::fabs(p.scale_value());
-  const double scale_error = p.scale != nullptr ? p.scale->error_at(0) : 0.0;
 
-  // What one head gives to dK and dV.
-  std::vector<double> head_dk(p.columns() * p.depth());
-  std::vector<double> head_dv(p.columns() * p.value_depth());
+  Backward(const AttentionProblem& problem, std::vector<Array>& all, const Arithmetic& arithmetic)
+      : p{problem},
+        r{arithmetic},
+        results{all},
+        dout{*p.operand(Slot::dout)},
+        stats{*p.operand(Slot::stats)},
+        row{p.geometry().columns} {
+    const ir::AttentionGeometry& g = p.geometry();
+    const auto rows = static_cast<std::size_t>(g.rows);
+    const auto columns = static_cast<std::size_t>(g.columns);
+    const auto group = static_cast<std::size_t>(g.heads / g.kv_heads);
+    over_columns = r.matmul(columns);
+    over_rows = r.matmul(rows * group);
+    partial = group > 1 ? static_cast<double>(group) * r.partial : 0;
+    const auto matrices = static_cast<std::size_t>(p.sequences() * g.heads);
+    const std::size_t biases = results[Slot::dbias].size();
+    // dBias adds the gradients of the scores as they are stored for dQ and dK.
+    if (biases > 0) {
+      over_bias = accumulation_growth(matrices * rows * columns / biases) * r.sum + r.partial;
+    }
+    over_sink = accumulation_growth(static_cast<std::size_t>(p.sequences()) * rows) * r.sum;
+    dropout = dropout_roundoff(p, r);
+    head_dk.resize(columns * p.depth());
+    head_dv.resize(columns * p.value_depth());
+  }
 
-  for (std::size_t b = 0; b < p.batch(); ++b) {
-    for (std::size_t h = 0; h < p.heads(); ++h) {
-      std::fill(head_dk.begin(), head_dk.end(), 0.0);
-      std::fill(head_dv.begin(), head_dv.end(), 0.0);
-      for (std::size_t i = 0; i < p.rows(); ++i) {
-        const double lse = stats.value[p.stats_at(b, h, i)];
-        if (!p.row_is_valid(b, i) || lse == -kInfinity) continue;
-        const double lse_error = stats.error_at(p.stats_at(b, h, i));
-        const std::size_t row = p.o_row(b, h, i);
-        const Dot d = dot(dout, row, o, row, p.value_depth(),
-                          accumulation_growth(p.value_depth()) * r.sum, r.floor);
-        if (p.sink != nullptr && dsink.size() > 0) {
-          const double weight = std::exp(p.sink->value[h] - lse);
-          const double uncertain =
-              weight_error(r, p.sink->value[h], p.sink->error_at(h) + lse_error, lse);
-          add_error(
-              dsink, h,
-              weight * d.error + (uncertain + over_sink * weight) * (std::fabs(d.value) + d.error));
-        }
-        for (std::size_t j = 0; j < p.columns(); ++j) {
-          if (!p.visible(b, i, j)) continue;
-          const Score s = score_of(p, r, b, h, i, j);
-          const double probability = std::exp(s.value - lse);
-          const double probability_error =
-              weight_error(r, s.value, s.error + lse_error, lse) + r.floor;
-          const std::size_t value_row = p.v_row(b, h, j);
-          const Dot dp =
-              dot(dout, row, p.v, value_row, p.value_depth(), r.matmul(p.value_depth()), r.floor);
-          const double difference = std::fabs(dp.value - d.value);
-          const double difference_error =
-              dp.error + d.error + r.sum * (std::fabs(dp.value) + std::fabs(d.value));
-          // Gradient of the score after the cap, then before it.
-          const double dx = probability * difference;
-          const double dx_error = probability_error * (difference + difference_error) +
-                                  probability * difference_error + r.sum * dx;
-          if (p.bias != nullptr && dbias.size() > 0) {
-            add_error(dbias, p.bias_at(b, h, i, j), dx_error + over_bias * dx);
-          }
-          double slope = 1;
-          double slope_error = 0;
-          if (p.rule.softcap > 0) {
-            slope = p.cap_slope(s.scaled);
-            // |d(1 - tanh^2)| <= 0.77 |dt|
-            slope_error = 0.77 * s.scaled_error / p.rule.softcap + 2 * r.function + 2 * r.sum;
-          }
-          const double ds = dx * slope;
-          const double ds_error = dx_error * (slope + slope_error) + dx * slope_error +
-                                  (r.probability + 2 * r.sum) * ds + r.stored_floor;
-          const double scaled = scale * ds;
-          const double scaled_error = scale * ds_error + scale_error * ds + 2 * r.sum * scaled;
-          const std::size_t q_row = p.q_row(b, h, i);
-          const std::size_t k_row = p.k_row(b, h, j);
-          const double signed_ds = dp.value < d.value ? -scaled : scaled;
-          for (std::size_t c = 0; c < p.depth(); ++c) {
-            head_dk[j * p.depth() + c] += signed_ds * p.q.value[q_row + c];
-            const double q = std::fabs(p.q.value[q_row + c]);
-            const double k = std::fabs(p.k.value[k_row + c]);
-            add_error(results[Slot::dq], q_row + c,
-                      scaled_error * k + scaled * p.k.error_at(k_row + c) +
-                          over_columns * scaled * k + r.floor);
-            add_error(results[Slot::dk], k_row + c,
-                      scaled_error * q + scaled * p.q.error_at(q_row + c) + over_rows * scaled * q +
-                          r.floor);
-          }
-          const double stored = probability_error + r.probability * probability + r.stored_floor;
-          for (std::size_t c = 0; c < p.value_depth(); ++c) {
-            head_dv[j * p.value_depth() + c] += probability * dout.value[row + c];
-            const double g = std::fabs(dout.value[row + c]);
-            add_error(results[Slot::dv], value_row + c,
-                      stored * g + (probability + stored) * dout.error_at(row + c) +
-                          over_rows * probability * g + r.floor);
-          }
-        }
-      }
-      for (std::size_t j = 0; j < p.columns() && partial > 0; ++j) {
-        for (std::size_t c = 0; c < p.depth(); ++c) {
-          add_error(results[Slot::dk], p.k_row(b, h, j) + c,
-                    partial * std::fabs(head_dk[j * p.depth() + c]));
-        }
-        for (std::size_t c = 0; c < p.value_depth(); ++c) {
-          add_error(results[Slot::dv], p.v_row(b, h, j) + c,
-                    partial * std::fabs(head_dv[j * p.value_depth() + c]));
-        }
+  void run() {
+    for (std::int64_t b = 0; b < p.sequences(); ++b) {
+      for (std::int64_t h = 0; h < p.heads(); ++h) {
+        for (std::int64_t i = 0; i < p.sequence(b).q_length; ++i) one_row(b, h, i);
+        if (partial > 0) store_shares(b, h);
       }
     }
+    for (Array& result : results) settle(result);
   }
-  for (Array& result : results) settle(result);
+
+  void one_row(std::int64_t b, std::int64_t h, std::int64_t i) {
+    const std::size_t at = p.query(b, h, i);
+    const double lse = stats.value[at];
+    if (lse == -kInfinity) return;
+    p.begin_row(b, h, i, row);
+    if (row.columns.begin == row.columns.end) return;
+    const double lse_error = stats.error_at(at);
+    const std::size_t wide = p.value_depth();
+    const Dot d = dot(dout, at * wide, *p.operand(Slot::o), at * wide, wide,
+                      accumulation_growth(wide) * r.sum, r.floor);
+    if (p.sink() != nullptr) sink_error(h, lse, lse_error, d);
+    for (std::int64_t j = row.columns.begin; j < row.columns.end; ++j) {
+      if (row.visible[static_cast<std::size_t>(j)] != 0) one_score(b, h, i, j, lse, lse_error, d);
+    }
+  }
+
+  void sink_error(std::int64_t h, double lse, double lse_error, const Dot& d) {
+    const auto at = static_cast<std::size_t>(h);
+    const double sink = p.sink()->value[at];
+    const double weight = std::exp(sink - lse);
+    const double uncertain = weight_error(r, sink, p.sink()->error_at(at) + lse_error, lse);
+    add_error(results[Slot::dsink], at,
+              weight * d.error + (uncertain + over_sink * weight) * (std::fabs(d.value) + d.error));
+  }
+
+  void one_score(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, double lse,
+                 double lse_error, const Dot& d) {
+    const std::size_t wide = p.value_depth();
+    const std::size_t deep = p.depth();
+    const std::size_t query = p.query(b, h, i);
+    const std::size_t key = p.key(b, h, j) * deep;
+    const std::size_t value = p.value(b, h, j) * wide;
+    const Score s = score_of(p, r, b, h, i, j);
+    const double probability = std::exp(s.value - lse);
+    const double probability_error = weight_error(r, s.value, s.error + lse_error, lse) + r.floor;
+    const double factor = row.dropout[static_cast<std::size_t>(j)];
+    Dot dp = dot(dout, query * wide, p.v(), value, wide, r.matmul(wide), r.floor);
+    dp.value *= factor;
+    dp.error = factor * dp.error + dropout * std::fabs(dp.value);
+    const double difference = std::fabs(dp.value - d.value);
+    const double difference_error =
+        dp.error + d.error + r.sum * (std::fabs(dp.value) + std::fabs(d.value));
+    // Gradient of the score after the cap, then before it, then of q.k.
+    const double dx = probability * difference;
+    const double dx_error = probability_error * (difference + difference_error) +
+                            probability * difference_error + r.sum * dx;
+    double slope = 1;
+    double slope_error = 0;
+    if (p.rule().softcap > 0) {
+      slope = p.cap_slope(s.scaled);
+      // |d(1 - tanh^2)| <= 0.77 |dt|
+      slope_error = 0.77 * s.scaled_error / p.rule().softcap + 2 * r.function + 2 * r.sum;
+    }
+    const double ds = dx * slope;
+    const double ds_error = dx_error * (slope + slope_error) + dx * slope_error +
+                            (r.probability + 2 * r.sum) * ds + r.stored_floor;
+    const double scale = std::fabs(p.scale());
+    const double scaled = scale * ds;
+    const double scaled_error = scale * ds_error + p.scale_error() * ds + 2 * r.sum * scaled;
+    if (p.bias() != nullptr) {
+      add_error(
+          results[Slot::dbias], p.bias_at(b, h, i, j),
+          p.rule().pre_scale_bias ? scaled_error + over_bias * scaled : dx_error + over_bias * dx);
+    }
+    add_errors_of(results[Slot::dq], query * deep, p.k(), key, deep,
+                  scaled_error + over_columns * scaled, scaled, r.floor);
+    add_errors_of(results[Slot::dk], key, p.q(), query * deep, deep,
+                  scaled_error + over_rows * scaled, scaled, r.floor);
+    // P as it is stored for dV; exactly 0 where dropped.
+    const double weight = factor * probability;
+    const double stored =
+        factor * (probability_error + r.stored_floor) + (r.probability + dropout) * weight;
+    add_errors_of(results[Slot::dv], value, dout, query * wide, wide, stored + over_rows * weight,
+                  weight + stored, factor > 0 ? r.floor : 0.0);
+    if (partial == 0) return;
+    const auto column = static_cast<std::size_t>(j);
+    const double signed_ds = dp.value < d.value ? -scaled : scaled;
+    for (std::size_t c = 0; c < deep; ++c) {
+      head_dk[column * deep + c] += signed_ds * p.q().value[query * deep + c];
+    }
+    for (std::size_t c = 0; c < wide; ++c) {
+      head_dv[column * wide + c] += weight * dout.value[query * wide + c];
+    }
+  }
+
+  // Each head's share of dK and dV is stored, then the shares are added, in that format at worst.
+  void store_shares(std::int64_t b, std::int64_t h) {
+    const std::size_t wide = p.value_depth();
+    const std::size_t deep = p.depth();
+    for (std::int64_t j = 0; j < p.sequence(b).kv_length; ++j) {
+      const auto column = static_cast<std::size_t>(j);
+      for (std::size_t c = 0; c < deep; ++c) {
+        add_error(results[Slot::dk], p.key(b, h, j) * deep + c,
+                  partial * std::fabs(head_dk[column * deep + c]));
+      }
+      for (std::size_t c = 0; c < wide; ++c) {
+        add_error(results[Slot::dv], p.value(b, h, j) * wide + c,
+                  partial * std::fabs(head_dv[column * wide + c]));
+      }
+    }
+    std::fill(head_dk.begin(), head_dk.end(), 0.0);
+    std::fill(head_dv.begin(), head_dv.end(), 0.0);
+  }
+
+  const AttentionProblem& p;
+  const Roundoff r;
+  std::vector<Array>& results;
+  const Array& dout;
+  const Array& stats;
+  ScoreRow row;
+  // Rounding of sums over columns (dQ) and over the rows of a group of heads (dK, dV), relative to
+  // sum |terms|; of each head's share of dK and dV; of the sums of dBias and dSink.
+  double over_columns = 0;
+  double over_rows = 0;
+  double partial = 0;
+  double over_bias = 0;
+  double over_sink = 0;
+  double dropout = 0;
+  std::vector<double> head_dk;
+  std::vector<double> head_dv;
+};
+
+}  // namespace
+
+void add_attention_errors(const ir::Graph& graph, const ir::Node& node, const Operands& operands,
+                          std::vector<Array>& results, const Arithmetic& arithmetic) {
+  const AttentionProblem problem(graph, node, operands);
+  Forward(problem, results, arithmetic).run();
+}
+
+void add_attention_backward_errors(const ir::Graph& graph, const ir::Node& node,
+                                   const Operands& operands, std::vector<Array>& results,
+                                   const Arithmetic& arithmetic) {
+  const AttentionProblem problem(graph, node, operands);
+  Backward(problem, results, arithmetic).run();
 }
 
 }  // namespace lawson::reference

@@ -7,6 +7,8 @@
 #include <numbers>
 #include <span>
 
+#include "engine/reference/cache_append.h"
+
 namespace lawson::reference {
 namespace {
 
@@ -420,8 +422,8 @@ double flush_floor(const Arithmetic& arithmetic) {
   return arithmetic.accumulate_roundoff > 0x1p-40 ? 0x1p-126 : 0x1p-1022;
 }
 
-void add_errors(const ir::Node& node, const Operands& operands, std::vector<Array>& results,
-                const Arithmetic& arithmetic) {
+void add_errors(const ir::Graph& graph, const ir::Node& node, const Operands& operands,
+                std::vector<Array>& results, const Arithmetic& arithmetic) {
   for (Array& result : results) result.error.assign(result.size(), 0.0);
   Array& y = results[0];
   std::visit(
@@ -441,16 +443,20 @@ void add_errors(const ir::Node& node, const Operands& operands, std::vector<Arra
           [&](const ir::Iota&) {},
           [&](const ir::Constant&) {},
           [&](const ir::Reduce& op) { reduce_errors(op, *operands[0], y, arithmetic); },
-          [&](const ir::Attention& op) { add_attention_errors(op, operands, results, arithmetic); },
-          [&](const ir::AttentionBackward& op) {
-            add_attention_errors(op, operands, results, arithmetic);
+          [&](const ir::Attention&) {
+            add_attention_errors(graph, node, operands, results, arithmetic);
           },
+          [&](const ir::AttentionBackward&) {
+            add_attention_backward_errors(graph, node, operands, results, arithmetic);
+          },
+          [&](const ir::CacheAppend&) { add_cache_append_errors(operands, y); },
           [&](const ir::Broadcast&) { view_errors(node.op, *operands[0], y); },
           [&](const ir::Reshape&) { view_errors(node.op, *operands[0], y); },
           [&](const ir::Transpose&) { view_errors(node.op, *operands[0], y); },
           [&](const ir::Slice&) { view_errors(node.op, *operands[0], y); },
       },
       node.op);
+  for (Array& result : results) leave_open(result);
 }
 
 void round_exactly(Array& array) {

@@ -22,12 +22,13 @@ double accumulation_growth(std::size_t count);
 double flush_floor(const Arithmetic& arithmetic);
 
 // Sets the error of every present result. Does not yet account for the result's storage.
-void add_errors(const ir::Node& node, const Operands& operands, std::vector<Array>& results,
-                const Arithmetic& arithmetic);
-void add_attention_errors(const ir::Attention& op, const Operands& operands,
+void add_errors(const ir::Graph& graph, const ir::Node& node, const Operands& operands,
+                std::vector<Array>& results, const Arithmetic& arithmetic);
+void add_attention_errors(const ir::Graph& graph, const ir::Node& node, const Operands& operands,
                           std::vector<Array>& results, const Arithmetic& arithmetic);
-void add_attention_errors(const ir::AttentionBackward& op, const Operands& operands,
-                          std::vector<Array>& results, const Arithmetic& arithmetic);
+void add_attention_backward_errors(const ir::Graph& graph, const ir::Node& node,
+                                   const Operands& operands, std::vector<Array>& results,
+                                   const Arithmetic& arithmetic);
 
 // Rounds every element to the array's dtype, with or without error.
 void round_exactly(Array& array);

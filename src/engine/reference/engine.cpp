@@ -1,6 +1,7 @@
 #include <algorithm>
 #include <map>
 
+#include "engine/reference/attention.h"
 #include "engine/reference/bounds.h"
 #include "engine/reference/evaluate.h"
 #include "engine/reference/reference.h"
@@ -29,12 +30,18 @@ bool is_view(const ir::Op& op) {
 Result<std::vector<Array>> load_inputs(const ir::Graph& graph, std::span<const Binding> bindings) {
   std::map<std::int64_t, const void*> data;
   for (const Binding& binding : bindings) data[binding.uid] = binding.data;
+  std::vector<ir::TensorId> order;
+  for (ir::TensorId id = 0; id < graph.input_count; ++id) order.push_back(id);
+  std::stable_sort(order.begin(), order.end(), [&](ir::TensorId a, ir::TensorId b) {
+    return reference::load_order(graph, a) < reference::load_order(graph, b);
+  });
   std::vector<Array> arrays(graph.tensors.size());
-  for (ir::TensorId id = 0; id < graph.input_count; ++id) {
+  for (const ir::TensorId id : order) {
     const ir::Tensor& tensor = graph.tensor(id);
     const auto bound = data.find(ir::Graph::uid(id));
     if (bound != data.end() && bound->second != nullptr) {
-      arrays[static_cast<std::size_t>(id)] = reference::load(tensor, bound->second);
+      arrays[static_cast<std::size_t>(id)] =
+          reference::load(tensor, bound->second, reference::input_part(graph, id, arrays));
       continue;
     }
     Array array = reference::make_array(tensor.dtype, tensor.shape);
@@ -52,16 +59,17 @@ Result<std::vector<Array>> load_inputs(const ir::Graph& graph, std::span<const B
 
 // Computes every tensor and returns the outputs, before they are rounded to their storage (what a
 // later op reads may be rounded). `arithmetic` null: values only.
-std::vector<Array> run(const ir::Graph& graph, std::vector<Array> arrays,
-                       const Arithmetic* arithmetic) {
+Result<std::vector<Array>> run(const ir::Graph& graph, std::vector<Array> arrays,
+                               const Arithmetic* arithmetic) {
   std::vector<Array> outputs(static_cast<std::size_t>(graph.output_count));
   for (const ir::Node& node : graph.nodes) {
     reference::Operands operands;
     for (const ir::TensorId id : node.inputs) {
       operands.push_back(id == ir::kNone ? nullptr : &arrays[static_cast<std::size_t>(id)]);
     }
+    LAWSON_CHECK(reference::check_operands(graph, node, operands));
     std::vector<Array> results = reference::evaluate(graph, node, operands);
-    if (arithmetic != nullptr) reference::add_errors(node, operands, results, *arithmetic);
+    if (arithmetic != nullptr) reference::add_errors(graph, node, operands, results, *arithmetic);
     for (std::size_t i = 0; i < results.size(); ++i) {
       if (node.outputs[i] == ir::kNone) continue;
       Array& result = results[i];
@@ -143,7 +151,7 @@ class ReferenceEngine final : public Engine {
     if (plan == nullptr) return invalid("the plan belongs to another engine");
     const ir::Graph& graph = plan->graph;
     LAWSON_TRY(auto arrays, load_inputs(graph, bindings));
-    const std::vector<Array> outputs = run(graph, std::move(arrays), nullptr);
+    LAWSON_TRY(const std::vector<Array> outputs, run(graph, std::move(arrays), nullptr));
     for (std::int32_t i = 0; i < graph.output_count; ++i) {
       const ir::TensorId id = graph.input_count + i;
       const ir::Tensor& tensor = graph.tensor(id);
@@ -172,7 +180,7 @@ class ReferenceEngine final : public Engine {
     Arithmetic both = arithmetic;
     both.accumulate_roundoff += 0x1p-53;
     both.function_roundoff += 0x1p-52;
-    std::vector<Array> results = run(graph, std::move(arrays), &both);
+    LAWSON_TRY(std::vector<Array> results, run(graph, std::move(arrays), &both));
     std::vector<OracleOutput> outputs;
     for (std::int32_t i = 0; i < graph.output_count; ++i) {
       const ir::TensorId id = graph.input_count + i;

@@ -6,6 +6,7 @@
 #include <numbers>
 
 #include "engine/reference/attention.h"
+#include "engine/reference/cache_append.h"
 
 namespace lawson::reference {
 namespace {
@@ -244,6 +245,14 @@ std::pair<std::size_t, Dims> view_of(const ir::Op& op, const Array& x, const Dim
   return {0, contiguous_strides(shape)};  // reshape
 }
 
+Status check_operands(const ir::Graph& graph, const ir::Node& node, const Operands& operands) {
+  if (ir::attention_rule(node.op) != nullptr) {
+    return AttentionProblem(graph, node, operands).check();
+  }
+  if (std::holds_alternative<ir::CacheAppend>(node.op)) return check_cache_append(operands);
+  return {};
+}
+
 std::vector<Array> evaluate(const ir::Graph& graph, const ir::Node& node,
                             const Operands& operands) {
   std::vector<Array> results;
@@ -318,8 +327,9 @@ std::vector<Array> evaluate(const ir::Graph& graph, const ir::Node& node,
           [&](const ir::Reduce& op) {
             results[0] = reduce(std::move(results[0]), op, *operands[0]);
           },
-          [&](const ir::Attention& op) { attention_forward(op, operands, results); },
-          [&](const ir::AttentionBackward& op) { attention_backward(op, operands, results); },
+          [&](const ir::Attention&) { attention_forward(graph, node, operands, results); },
+          [&](const ir::AttentionBackward&) { attention_backward(graph, node, operands, results); },
+          [&](const ir::CacheAppend&) { cache_append(operands, results[0]); },
           [&](const ir::Broadcast&) { view(node.op); },
           [&](const ir::Reshape&) { view(node.op); },
           [&](const ir::Transpose&) { view(node.op); },

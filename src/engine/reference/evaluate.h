@@ -4,6 +4,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/status.h"
 #include "engine/reference/array.h"
 #include "ir/graph.h"
 
@@ -12,7 +13,10 @@ namespace lawson::reference {
 // One per slot; nullptr where the operand is absent.
 using Operands = std::vector<const Array*>;
 
-// One array per result slot; absent results stay empty.
+// Lengths, offsets and page numbers are data: whether those of this node can be what they are for.
+Status check_operands(const ir::Graph& graph, const ir::Node& node, const Operands& operands);
+
+// The operands are checked. One array per result slot; absent results stay empty.
 std::vector<Array> evaluate(const ir::Graph& graph, const ir::Node& node, const Operands& operands);
 
 // The scalar functions, for the error analysis too.
