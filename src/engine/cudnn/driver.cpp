@@ -14,6 +14,9 @@ namespace {
 
 constexpr int kNoDevice = 100;
 constexpr int kOutOfMemory = 2;
+constexpr int kImplicitCapture = 906;  // the null stream, while another one captures
+constexpr unsigned kNonBlocking = 1;
+constexpr int kThreadLocalCapture = 1;
 
 }  // namespace
 
@@ -44,6 +47,28 @@ Result<Driver> Driver::load() {
   find(calls.synchronize_stream, "cuStreamSynchronize");
   find(calls.synchronize_context, "cuCtxSynchronize");
   LAWSON_CHECK(missing);
+  const auto find_if_there = [&](auto& function, const char* name) {
+    function = reinterpret_cast<std::remove_reference_t<decltype(function)>>(dlsym(handle, name));
+  };
+  find_if_there(calls.load_library, "cuLibraryLoadData");
+  find_if_there(calls.library_kernel, "cuLibraryGetKernel");
+  find_if_there(calls.kernel_function, "cuKernelGetFunction");
+  find_if_there(calls.load_function, "cuFuncLoad");
+  find_if_there(calls.launch, "cuLaunchKernel");
+  find_if_there(calls.create_stream, "cuStreamCreate");
+  find_if_there(calls.destroy_stream, "cuStreamDestroy_v2");
+  find_if_there(calls.is_capturing, "cuStreamIsCapturing");
+  find_if_there(calls.begin_capture, "cuStreamBeginCapture_v2");
+  find_if_there(calls.end_capture, "cuStreamEndCapture");
+  find_if_there(calls.instantiate_graph, "cuGraphInstantiateWithFlags");
+  find_if_there(calls.destroy_captured, "cuGraphDestroy");
+  find_if_there(calls.launch_graph, "cuGraphLaunch");
+  find_if_there(calls.destroy_graph, "cuGraphExecDestroy");
+  find_if_there(calls.create_event, "cuEventCreate");
+  find_if_there(calls.destroy_event, "cuEventDestroy_v2");
+  find_if_there(calls.record, "cuEventRecord");
+  find_if_there(calls.wait_event, "cuEventSynchronize");
+  find_if_there(calls.elapsed, "cuEventElapsedTime");
   const Code code = calls.init(0);
   if (code == kNoDevice) return loaded;
   LAWSON_CHECK(loaded.check(code, "cuInit"));
@@ -69,6 +94,15 @@ Status Driver::check(Code code, const char* call) const {
   return error(code == kOutOfMemory ? ErrorKind::out_of_memory : ErrorKind::cuda,
                "{} failed: {} (CUDA driver error {})", call, text == nullptr ? "no text" : text,
                code);
+}
+
+template <typename... Parameters>
+Status Driver::call(Code (*function)(Parameters...), const char* name,
+                    std::type_identity_t<Parameters>... arguments) const {
+  if (function == nullptr) {
+    return error(ErrorKind::unavailable, "the NVIDIA driver (libcuda.so.1) has no {}", name);
+  }
+  return check(function(arguments...), name);
 }
 
 Status Driver::make_current(int ordinal) const {
@@ -117,6 +151,95 @@ Status Driver::fill_zero(void* data, std::size_t bytes, void* stream) const {
 Status Driver::synchronize(void* stream) const {
   if (stream != nullptr) return check(calls_.synchronize_stream(stream), "cuStreamSynchronize");
   return check(calls_.synchronize_context(), "cuCtxSynchronize");
+}
+
+Result<void*> Driver::load_kernels(const void* image) const {
+  void* library = nullptr;
+  LAWSON_CHECK(call(calls_.load_library, "cuLibraryLoadData", &library, image, nullptr, nullptr, 0,
+                    nullptr, nullptr, 0));
+  return library;
+}
+
+Result<void*> Driver::kernel(void* library, const char* name) const {
+  void* found = nullptr;
+  LAWSON_CHECK(call(calls_.library_kernel, "cuLibraryGetKernel", &found, library, name));
+  return found;
+}
+
+Status Driver::prepare_kernel(void* kernel) const {
+  void* function = nullptr;
+  LAWSON_CHECK(call(calls_.kernel_function, "cuKernelGetFunction", &function, kernel));
+  if (calls_.load_function == nullptr) return {};  // drivers before 12.4
+  return check(calls_.load_function(function), "cuFuncLoad");
+}
+
+Status Driver::launch(void* kernel, const LaunchShape& shape, void* arguments, void* stream) const {
+  void* parameters[] = {arguments};
+  return call(calls_.launch, "cuLaunchKernel", kernel, shape.blocks, 1, 1, shape.threads_x,
+              shape.threads_y, 1, 0, stream, parameters, nullptr);
+}
+
+Result<void*> Driver::create_stream() const {
+  void* stream = nullptr;
+  LAWSON_CHECK(call(calls_.create_stream, "cuStreamCreate", &stream, kNonBlocking));
+  return stream;
+}
+
+Status Driver::destroy_stream(void* stream) const {
+  return call(calls_.destroy_stream, "cuStreamDestroy", stream);
+}
+
+Result<bool> Driver::is_capturing(void* stream) const {
+  int state = 0;  // 0 none, 1 active, 2 invalidated
+  if (calls_.is_capturing == nullptr) return false;
+  const Code code = calls_.is_capturing(stream, &state);
+  if (code == kImplicitCapture) return true;
+  LAWSON_CHECK(check(code, "cuStreamIsCapturing"));
+  return state != 0;
+}
+
+Status Driver::begin_capture(void* stream) const {
+  return call(calls_.begin_capture, "cuStreamBeginCapture", stream, kThreadLocalCapture);
+}
+
+Result<void*> Driver::end_capture(void* stream) const {
+  void* captured = nullptr;
+  LAWSON_CHECK(call(calls_.end_capture, "cuStreamEndCapture", stream, &captured));
+  void* graph = nullptr;
+  const Status made =
+      call(calls_.instantiate_graph, "cuGraphInstantiateWithFlags", &graph, captured, 0);
+  LAWSON_CHECK(call(calls_.destroy_captured, "cuGraphDestroy", captured));
+  LAWSON_CHECK(made);
+  return graph;
+}
+
+Status Driver::launch_graph(void* graph, void* stream) const {
+  return call(calls_.launch_graph, "cuGraphLaunch", graph, stream);
+}
+
+Status Driver::destroy_graph(void* graph) const {
+  return call(calls_.destroy_graph, "cuGraphExecDestroy", graph);
+}
+
+Result<void*> Driver::create_event() const {
+  void* event = nullptr;
+  LAWSON_CHECK(call(calls_.create_event, "cuEventCreate", &event, 0));
+  return event;
+}
+
+Status Driver::destroy_event(void* event) const {
+  return call(calls_.destroy_event, "cuEventDestroy", event);
+}
+
+Status Driver::record(void* event, void* stream) const {
+  return call(calls_.record, "cuEventRecord", event, stream);
+}
+
+Result<float> Driver::milliseconds(void* begin, void* end) const {
+  float value = 0;
+  LAWSON_CHECK(call(calls_.wait_event, "cuEventSynchronize", end));
+  LAWSON_CHECK(call(calls_.elapsed, "cuEventElapsedTime", &value, begin, end));
+  return value;
 }
 
 }  // namespace lawson::cudnn

@@ -21,7 +21,7 @@ namespace steps {
 
 // A tensor that a step reads or writes. uid 0: absent. `strides` are in elements, one for each axis
 // that the step names, and 0 along an axis that the tensor is repeated over. "By value" means that
-// the pointer bound to it is the host's, read while launching.
+// the pointer bound to it is the host's, to one element that is read while launching (no strides).
 struct Operand {
   std::int64_t uid = 0;
   DType dtype = DType::f32;
