@@ -19,13 +19,16 @@ struct Question {
   int compute_capability;
 };
 
+// What is done about a row's graphs.
+enum class Remedy { bar, full_lengths, expand_bias, clear_rows };
+
 struct Row {
   int first_version;
   int last_version;
   const char* id;
   const char* source;
   const char* field;
-  bool barred;
+  Remedy remedy;
   const char* message;
   bool (*applies)(const Question&);
 };
@@ -38,7 +41,7 @@ bool is_hopper(int compute_capability) {
 
 // Columns past the last key are masked anyway when the right bound keeps every row below s_kv.
 bool tail_is_masked(const AttentionFacts& facts) {
-  if (facts.rule->padding) return true;
+  if (facts.has_lengths()) return true;
   if (facts.rule->right < 0) return false;
   const std::int64_t last_row =
       facts.rule->alignment == ir::Alignment::bottom_right ? facts.s_kv - 1 : facts.s_q - 1;
@@ -110,10 +113,10 @@ bool mixes_unaligned_operand(const ir::Graph& graph) {
 }
 
 constexpr std::array kRows{
-    Row{91000, 91001, "attention-9.10", "cuDNN 9.10.2 release notes", "cudnn_version", true,
+    Row{91000, 91001, "attention-9.10", "cuDNN 9.10.2 release notes", "cudnn_version", Remedy::bar,
         "cuDNN 9.10.0 and 9.10.1 compute attention wrongly; 9.10.2 or later does not",
         [](const Question& q) { return q.attention != nullptr; }},
-    Row{91400, 91400, "window-9.14.0", "cuDNN 9.14.1 release notes", "window", true,
+    Row{91400, 91400, "window-9.14.0", "cuDNN 9.14.1 release notes", "window", Remedy::bar,
         "cuDNN 9.14.0 computes windows without a right bound wrongly when seqlen_kv > 1024; 9.14.1 "
         "or later does not",
         [](const Question& q) {
@@ -122,7 +125,8 @@ constexpr std::array kRows{
         }},
     // The kernel walks keys in tiles of 128 and masks them in tiles of 64: the zero-filled half of
     // the last tile is scored 0, and exp(0 - LSE) overflows.
-    Row{91501, kOpen, "hopper-backward-kv-tail", "pytorch#196678", "seqlen_kv", false,
+    Row{91501, kOpen, "hopper-backward-kv-tail", "pytorch#196678", "seqlen_kv",
+        Remedy::full_lengths,
         "cuDNN's Hopper backward returns NaN in dQ for query rows whose log-sum-exp is below -88.7 "
         "when seqlen_kv mod 128 is 64; a padding mask with seqlen_kv rounded up to 128 avoids it",
         [](const Question& q) {
@@ -130,36 +134,36 @@ constexpr std::array kRows{
                  is_hopper(q.compute_capability) && q.attention->s_kv % 128 == 64 &&
                  !tail_is_masked(*q.attention);
         }},
-    Row{92500, kOpen, "hopper-backward-one-query", "cudnn-frontend#1072", "seqlen_q", false,
+    Row{92500, kOpen, "hopper-backward-one-query", "cudnn-frontend#1072", "seqlen_q",
+        Remedy::full_lengths,
         "cuDNN's Hopper backward returns NaN in dK and dV for seqlen_q = 1 with a very negative "
         "log-sum-exp; a padding mask with full lengths avoids it",
         [](const Question& q) {
           return q.attention != nullptr && q.attention->backward &&
                  is_hopper(q.compute_capability) && q.attention->s_q == 1 &&
-                 !q.attention->rule->padding;
+                 !q.attention->has_lengths();
         }},
-    Row{0, kOpen, "bias-repeated-backward", kMeasured, "bias_shape", true,
+    Row{0, kOpen, "bias-repeated-backward", kMeasured, "bias_shape", Remedy::expand_bias,
         "cuDNN accepts a backward whose bias is repeated along seqlen_q or seqlen_kv and computes "
-        "wrong gradients; give the bias its full seqlen_q and seqlen_kv",
+        "wrong gradients; a bias with its full seqlen_q and seqlen_kv avoids it",
         [](const Question& q) {
           return q.attention != nullptr && q.attention->backward &&
                  (bias_repeats(q, 2) || bias_repeats(q, 3));
         }},
-    Row{0, kOpen, "bias-per-head-forward", kMeasured, "bias_shape", true,
+    Row{0, kOpen, "bias-per-head-forward", kMeasured, "bias_shape", Remedy::expand_bias,
         "cuDNN accepts a bias that is repeated along both seqlen_q and seqlen_kv and adds the "
-        "wrong "
-        "elements of it; give the bias its full seqlen_q or seqlen_kv",
+        "wrong elements of it; a bias with its full seqlen_q and seqlen_kv avoids it",
         [](const Question& q) {
           return q.attention != nullptr && bias_repeats(q, 2) && bias_repeats(q, 3);
         }},
-    Row{0, kOpen, "pointwise-repeated-vector", kMeasured, "shape", true,
+    Row{0, kOpen, "pointwise-repeated-vector", kMeasured, "shape", Remedy::bar,
         "cuDNN accepts a fusion without a matmul that repeats an operand with at most one dim "
         "above "
         "1, and reads the wrong elements of it; give the operand two dims above 1, or all",
         [](const Question& q) {
           return q.attention == nullptr && !has_matmul(q.graph) && repeats_a_vector(q.graph);
         }},
-    Row{0, kOpen, "mixed-operand-unaligned", kMeasured, "strides", true,
+    Row{0, kOpen, "mixed-operand-unaligned", kMeasured, "strides", Remedy::bar,
         "cuDNN accepts a matmul operand that is converted from an 8-bit input whose rows are not "
         "multiples of 4 bytes apart, and computes wrong products; its documentation asks for "
         "32-bit alignment: pad the rows",
@@ -167,20 +171,25 @@ constexpr std::array kRows{
           return q.attention == nullptr && mixes_unaligned_operand(q.graph);
         }},
     // Depend on the lengths' values, which no plan knows.
-    Row{0, kOpen, "decode-empty-query", kMeasured, "seqlens_q", false,
+    Row{0, kOpen, "decode-empty-query", kMeasured, "seqlens_q", Remedy::clear_rows,
         "with seqlen_q = 1 cuDNN ignores the query lengths: the row of a sequence of length 0 is "
         "computed instead of being 0",
         [](const Question& q) {
           return q.attention != nullptr && !q.attention->backward && q.attention->s_q == 1 &&
-                 q.attention->rule->padding;
+                 q.attention->has_lengths();
         }},
-    Row{0, kOpen, "padding-empty-keys", kMeasured, "seqlens_kv", false,
+    Row{0, kOpen, "padding-empty-keys", kMeasured, "seqlens_kv", Remedy::clear_rows,
         "cuDNN returns NaN in the rows of a sequence that has queries and no keys (length 0 in "
         "seqlens_kv)",
         [](const Question& q) {
-          return q.attention != nullptr && q.attention->s_q > 1 && q.attention->rule->padding;
+          return q.attention != nullptr && q.attention->s_q > 1 && q.attention->has_lengths();
         }},
 };
+
+bool concerns(const Row& row, const Question& question, int cudnn_version) {
+  return cudnn_version >= row.first_version && cudnn_version <= row.last_version &&
+         row.applies(question);
+}
 
 }  // namespace
 
@@ -188,15 +197,30 @@ std::optional<Defect> known_defect(const ir::Graph& graph, const Device& device,
                                    int cudnn_version) {
   const auto facts = attention_facts(graph);
   const Question question{graph, facts ? &*facts : nullptr, device.compute_capability};
-  // Of several the first, but one that bars before one that only marks.
   const Row* found = nullptr;
   for (const Row& row : kRows) {
-    if (cudnn_version < row.first_version || cudnn_version > row.last_version) continue;
-    if (!row.applies(question)) continue;
-    if (found == nullptr || (row.barred && !found->barred)) found = &row;
+    if (!concerns(row, question, cudnn_version)) continue;
+    if (found == nullptr || (row.remedy == Remedy::bar && found->remedy != Remedy::bar)) {
+      found = &row;
+    }
   }
   if (found == nullptr) return std::nullopt;
-  return Defect{found->id, found->message, found->source, found->field, found->barred};
+  return Defect{found->id, found->message, found->source, found->field,
+                found->remedy == Remedy::bar};
+}
+
+Repairs repairs_for(const ir::Graph& graph, const Device& device, int cudnn_version) {
+  const auto facts = attention_facts(graph);
+  const Question question{graph, facts ? &*facts : nullptr, device.compute_capability};
+  Repairs repairs;
+  for (const Row& row : kRows) {
+    if (row.remedy == Remedy::bar || !concerns(row, question, cudnn_version)) continue;
+    repairs.full_lengths |= row.remedy == Remedy::full_lengths;
+    repairs.expand_bias |= row.remedy == Remedy::expand_bias;
+    repairs.clear_rows |= row.remedy == Remedy::clear_rows;
+    repairs.defects.emplace_back(row.id);
+  }
+  return repairs;
 }
 
 }  // namespace lawson::cudnn

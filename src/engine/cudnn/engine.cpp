@@ -1,7 +1,8 @@
 #include "engine/cudnn/engine.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
-#include <array>
 #include <list>
 #include <map>
 #include <mutex>
@@ -11,8 +12,10 @@
 #include "engine/cudnn/driver.h"
 #include "engine/cudnn/facts.h"
 #include "engine/cudnn/handles.h"
+#include "engine/cudnn/loaded_plan.h"
 #include "engine/cudnn/loader.h"
 #include "engine/cudnn/lowering.h"
+#include "engine/cudnn/native.h"
 #include "engine/cudnn/plan_bytes.h"
 #include "engine/cudnn/reasons.h"
 #include "ir/json.h"
@@ -22,13 +25,18 @@ namespace cudnn {
 namespace {
 
 constexpr std::size_t kJudgedCapacity = 64;
-constexpr std::int64_t kWorkspaceAlignment = 256;
+// The name of the only plan of a graph whose results have no elements.
+constexpr const char* kNothing = "nothing_to_do";
 
 // A graph that cuDNN accepted: what is compiled is the very object that was judged.
 struct Judged {
   std::mutex mutex;
-  std::unique_ptr<Lowered> lowered;
+  std::unique_ptr<Lowered> lowered;     // null: there is nothing to do
   std::vector<std::string> plan_names;  // as the heuristics listed them
+
+  std::vector<std::string> rewrites() const {
+    return lowered ? lowered->rewrites() : std::vector<std::string>{};
+  }
 };
 
 // What judging came to: the graph, or a verdict against it.
@@ -67,36 +75,6 @@ struct Built {
   PlanBytes bytes;
   std::int64_t workspace = 0;  // everything
 };
-
-struct LoadedPlan : public Loaded {
-  LoadedPlan(Plan the_plan, Supplies the_supplies, std::unique_ptr<Executable> the_executable,
-             int the_ordinal)
-      : metadata{std::move(the_plan)},
-        supplies{std::move(the_supplies)},
-        executable{std::move(the_executable)},
-        ordinal{the_ordinal} {}
-
-  const Plan& plan() const override { return metadata; }
-
-  Plan metadata;
-  Supplies supplies;
-  std::unique_ptr<Executable> executable;
-  int ordinal;  // -1: loaded without a device, to be checked only
-  // Values of by-value tensors that the caller leaves unbound.
-  std::map<std::int64_t, std::array<std::byte, 8>> defaults;
-  std::int64_t own_workspace = 0;  // where cuDNN's part ends and the zeros begin
-  mutable std::mutex mutex;        // cuDNN-frontend changes a plan's graph while executing it
-};
-
-std::int64_t aligned(std::int64_t bytes) {
-  return (bytes + kWorkspaceAlignment - 1) / kWorkspaceAlignment * kWorkspaceAlignment;
-}
-
-std::int64_t zero_bytes(const Supplies& supplies) {
-  std::int64_t total = 0;
-  for (const ZeroTensor& zero : supplies.zeros) total += aligned(zero.bytes);
-  return total;
-}
 
 bool has_matmul(const ir::Graph& graph) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
@@ -147,7 +125,7 @@ class CudnnEngine : public Engine {
     verdict.reasons = std::move(judgement.reasons);
     if (judgement.decision != Decision::supported) return verdict;
     verdict.plan_names = judgement.judged->plan_names;
-    verdict.rewrites = judgement.judged->lowered->rewrites();
+    verdict.rewrites = judgement.judged->rewrites();
     if (options.strength == Strength::judged && options.workspace_limit < 0) return verdict;
     // A workspace limit can be held against the exact size only once a plan is built.
     auto built = build(*judgement.judged, graph, device, options, std::nullopt, {}, *found);
@@ -185,7 +163,7 @@ class CudnnEngine : public Engine {
     LAWSON_TRY(Built built, build(*judged, graph, device, options, candidate, stop, *found));
     Plan plan;
     plan.key = make_key(graph, device, name(), found->cudnn.version, options);
-    plan.plan_id = make_plan_id(plan.key, built.name, judged->lowered->rewrites());
+    plan.plan_id = make_plan_id(plan.key, built.name, judged->rewrites());
     plan.engine = name();
     plan.engine_version = found->cudnn.version;
     plan.target = device.name;
@@ -207,21 +185,19 @@ class CudnnEngine : public Engine {
     LAWSON_CHECK(check_header(unpacked.header, plan, device, *found));
     LAWSON_TRY(Handle handle, handle_for(device));
     std::unique_ptr<Executable> executable;
-    if (const Failure failure =
-            Executable::load(unpacked.bytes.data, handle.get(), device, executable)) {
-      return to_error(*failure, classify(*failure, !device.present()), device);
+    if (!unpacked.bytes.data.empty()) {
+      if (const Failure failure =
+              Executable::load(unpacked.bytes.data, handle.get(), device, executable)) {
+        return to_error(*failure, classify(*failure, !device.present()), device);
+      }
     }
-    LAWSON_TRY(const Json document, parse_json(plan.graph_json, "the plan's graph"));
-    LAWSON_TRY(const ir::Graph graph, ir::graph_from_json(document, "the plan's graph"));
-    auto loaded = std::make_shared<LoadedPlan>(plan, unpacked.bytes.supplies, std::move(executable),
-                                               device.ordinal);
-    loaded->own_workspace = aligned(unpacked.bytes.workspace);
-    for (ir::TensorId id = 0; id < graph.input_count; ++id) {
-      const ir::Tensor& tensor = graph.tensor(id);
-      if (!tensor.by_value || tensor.values.empty()) continue;
-      store_element(loaded->defaults[ir::Graph::uid(id)].data(), tensor.dtype, 0,
-                    tensor.values.front());
+    const Supplies& supplies = unpacked.bytes.supplies;
+    if (device.present() && !(supplies.before.empty() && supplies.after.empty())) {
+      LAWSON_TRY(const Driver* driver, driver_on(device));
+      LAWSON_CHECK(prepare_steps(device.ordinal, *driver));
     }
+    LAWSON_TRY(auto loaded,
+               LoadedPlan::make(plan, unpacked.bytes, std::move(executable), device.ordinal));
     return std::shared_ptr<Loaded>{std::move(loaded)};
   }
 
@@ -229,32 +205,30 @@ class CudnnEngine : public Engine {
                  void* stream) override {
     const auto* plan = dynamic_cast<const LoadedPlan*>(&loaded);
     if (plan == nullptr) return invalid("the plan was loaded by engine '{}'", loaded.plan().engine);
-    if (plan->ordinal < 0) {
+    if (plan->ordinal() < 0) {
       return error(ErrorKind::unavailable,
                    "the plan for '{}' was loaded without a device: it can be checked, not executed",
                    loaded.plan().target);
     }
-    if (workspace == nullptr && plan->metadata.workspace_bytes > 0) {
-      return invalid("workspace is null; the plan needs {} bytes", plan->metadata.workspace_bytes);
+    if (workspace == nullptr && loaded.plan().workspace_bytes > 0) {
+      return invalid("workspace is null; the plan needs {} bytes", loaded.plan().workspace_bytes);
     }
-    LAWSON_TRY(std::vector<void*> pointers, pointers_of(*plan, bindings, workspace));
     LAWSON_TRY(const Driver* driver, Driver::open());
-    LAWSON_CHECK(driver->make_current(plan->ordinal));
-    LAWSON_TRY(Handle handle, borrow_handle(plan->ordinal));
-    std::int64_t offset = plan->own_workspace;
-    for (const ZeroTensor& zero : plan->supplies.zeros) {
-      LAWSON_CHECK(driver->fill_zero(static_cast<std::byte*>(workspace) + offset,
-                                     static_cast<std::size_t>(zero.bytes), stream));
-      offset += aligned(zero.bytes);
-    }
-    const std::lock_guard lock{plan->mutex};
+    LAWSON_CHECK(driver->make_current(plan->ordinal()));
+    LAWSON_TRY(Handle handle, borrow_handle(plan->ordinal()));
+    Status status;
     if (const Failure failure =
-            plan->executable->execute(handle.get(), pointers, workspace, stream)) {
+            plan->run(bindings, workspace, stream, *driver, handle.get(), status)) {
       Device device;
-      device.name = plan->metadata.target;
+      device.name = loaded.plan().target;
       return to_error(*failure, classify(*failure, false), device);
     }
-    return {};
+    return status;
+  }
+
+  Result<bool> capturing(const Device& device, void* stream) override {
+    LAWSON_TRY(const Driver* driver, driver_on(device));
+    return driver->is_capturing(stream);
   }
 
   Arithmetic arithmetic(const ir::Graph& graph) const override {
@@ -365,7 +339,7 @@ class CudnnEngine : public Engine {
         if (target.compute_capability != 900) continue;
         const auto graph = small_matmul(DType::f32);
         if (!graph.ok() || !need_cublaslt().ok()) return;
-        auto lowered = Lowered::lower(*graph, target, false);
+        auto lowered = Lowered::lower(*graph, target);
         if (lowered.ok()) static_cast<void>((*lowered)->judge(nullptr));
         return;
       }
@@ -385,6 +359,12 @@ class CudnnEngine : public Engine {
       }
       return judgement;
     };
+    if (computes_nothing(graph)) {
+      judgement.judged = std::make_shared<Judged>();
+      judgement.judged->plan_names = {kNothing};
+      judged_.remember(key, judgement.judged);
+      return judgement;
+    }
     for (ir::TensorId id = 0; id < graph.input_count + graph.output_count; ++id) {
       const ir::Tensor& tensor = graph.tensor(id);
       if (element_count(tensor.shape).value_or(0) == 0) {
@@ -394,34 +374,107 @@ class CudnnEngine : public Engine {
                         tensor.name}});
       }
     }
-    auto lowered = Lowered::lower(graph, device, options.deterministic);
-    if (!lowered.ok()) {
-      if (lowered.error().kind != ErrorKind::unsupported) return std::move(lowered).error();
-      return refuse(lowered.error().reasons);
-    }
-    if (options.workspace_limit >= 0) (*lowered)->limit_workspace(options.workspace_limit);
-    Handle handle;
-    if (device.present()) {
-      LAWSON_TRY(handle, handle_for(device));
-    }
-    if (const Failure failure = (*lowered)->judge(handle.get())) {
-      const Fault fault = classify(*failure, !device.present());
-      if (fault == Fault::unsupported ||
-          (fault == Fault::undecided && (!nvrtc_knows(device, found) || attention_facts(graph)))) {
-        return refuse(explain(*failure, graph, device, found.cudnn_version));
+    const auto facts = attention_facts(graph);
+    std::unique_ptr<Lowered> lowered;
+    if (!facts) {
+      LAWSON_TRY(auto attempt, attempt_fusion(graph, device, options, found));
+      if (attempt.judgement) return refuse_or_return(std::move(*attempt.judgement), refuse);
+      lowered = std::move(attempt.lowered);
+    } else {
+      // The first variant's reasons are those of the graph as it was written.
+      std::optional<Judgement> refusal;
+      const Repairs repairs = repairs_for(graph, device, found.cudnn_version);
+      for (const Variant variant : kVariants) {
+        LAWSON_TRY(auto attempt,
+                   attempt_attention(graph, *facts, repairs, variant, device, options, found));
+        if (attempt.judgement && !refusal) refusal = std::move(*attempt.judgement);
+        lowered = std::move(attempt.lowered);
+        if (lowered) break;
       }
-      if (fault != Fault::undecided) return to_error(*failure, fault, device);
-      judgement.decision = Decision::undecided;
-      judgement.reasons = explain_undecided(*failure, graph, device);
-      return judgement;
+      if (!lowered) return refuse_or_return(std::move(*refusal), refuse);
     }
     LAWSON_CHECK(check_one_cudnn());  // sublibraries are loaded by now
     if (!nvrtc_knows(device, found)) return refuse({});
     judgement.judged = std::make_shared<Judged>();
-    judgement.judged->lowered = std::move(lowered).value();
+    judgement.judged->lowered = std::move(lowered);
     judgement.judged->plan_names = judgement.judged->lowered->plan_names();
     judged_.remember(key, judgement.judged);
     return judgement;
+  }
+
+  // A graph that cuDNN took, or what it said against it; neither: nothing to try.
+  struct Attempt {
+    std::unique_ptr<Lowered> lowered;
+    std::optional<Judgement> judgement;
+  };
+
+  static Attempt against(std::vector<Reason> reasons, Decision decision = Decision::unsupported) {
+    return {nullptr, Judgement{nullptr, decision, std::move(reasons)}};
+  }
+
+  template <typename Refuse>
+  static Judgement refuse_or_return(Judgement judgement, const Refuse& refuse) {
+    if (judgement.decision == Decision::undecided) return judgement;
+    return refuse(std::move(judgement.reasons));
+  }
+
+  Result<Attempt> attempt_fusion(const ir::Graph& graph, const Device& device,
+                                 const Options& options, const Libraries& found) {
+    auto lowered = Lowered::lower(graph, device);
+    if (!lowered.ok()) {
+      if (lowered.error().kind != ErrorKind::unsupported) return std::move(lowered).error();
+      return against(lowered.error().reasons);
+    }
+    return ask(std::move(lowered).value(), graph, device, options, found);
+  }
+
+  Result<Attempt> attempt_attention(const ir::Graph& graph, const AttentionFacts& facts,
+                                    const Repairs& repairs, Variant variant, const Device& device,
+                                    const Options& options, const Libraries& found) {
+    auto native = rewrite_attention(graph, facts, repairs, options.deterministic, variant);
+    if (!native.ok()) {
+      if (native.error().kind != ErrorKind::unsupported) return std::move(native).error();
+      return against(native.error().reasons);
+    }
+    if (!*native) return Attempt{};
+    const Supplies& supplies = (*native)->supplies;
+    if (!steps_are_built() && !(supplies.before.empty() && supplies.after.empty())) {
+      return against({{"no_kernels",
+                       fmt::format("it needs Lawson's own kernels ({}), and this build has none "
+                                   "(LAWSON_CUDA_KERNELS)",
+                                   fmt::join((*native)->rewrites, ", ")),
+                       ""}});
+    }
+    auto lowered = Lowered::lower(graph, std::move(**native), device);
+    if (!lowered.ok()) {
+      if (lowered.error().kind != ErrorKind::unsupported) return std::move(lowered).error();
+      return against(lowered.error().reasons);
+    }
+    return ask(std::move(lowered).value(), graph, device, options, found);
+  }
+
+  Result<Attempt> ask(std::unique_ptr<Lowered> lowered, const ir::Graph& graph,
+                      const Device& device, const Options& options, const Libraries& found) {
+    if (options.workspace_limit >= 0) lowered->limit_workspace(options.workspace_limit);
+    LAWSON_TRY(Handle handle, handle_for(device));
+    const Failure failure = lowered->judge(handle.get());
+    if (!failure) return Attempt{std::move(lowered), std::nullopt};
+    const Fault fault = classify(*failure, !device.present());
+    if (fault == Fault::unsupported ||
+        (fault == Fault::undecided && (!nvrtc_knows(device, found) || attention_facts(graph)))) {
+      return against(explain(*failure, graph, device, found.cudnn_version));
+    }
+    if (fault != Fault::undecided) return to_error(*failure, fault, device);
+    return against(explain_undecided(*failure, graph, device), Decision::undecided);
+  }
+
+  // Every result is empty: a batch of 0, no queries.
+  static bool computes_nothing(const ir::Graph& graph) {
+    for (std::int32_t i = 0; i < graph.output_count; ++i) {
+      const ir::Tensor& tensor = graph.tensor(graph.input_count + i);
+      if (element_count(tensor.shape).value_or(1) != 0) return false;
+    }
+    return true;
   }
 
   static bool nvrtc_knows(const Device& device, const Libraries& found) {
@@ -456,6 +509,7 @@ class CudnnEngine : public Engine {
   Result<Built> build(Judged& judged, const ir::Graph& graph, const Device& device,
                       const Options& options, const std::optional<Candidate>& candidate,
                       const std::stop_token& stop, const Libraries& found) {
+    if (!judged.lowered) return Built{kNothing, {}, 0};
     const std::lock_guard lock{judged.mutex};
     if (device.present()) LAWSON_CHECK(driver_on(device));
     std::vector<std::size_t> order;
@@ -493,8 +547,7 @@ class CudnnEngine : public Engine {
       if (const Failure failure = judged.lowered->serialize(built.bytes)) {
         return to_error(*failure, classify(*failure, !device.present()), device);
       }
-      const std::int64_t zeros = zero_bytes(built.bytes.supplies);
-      built.workspace = zeros == 0 ? built.bytes.workspace : aligned(built.bytes.workspace) + zeros;
+      built.workspace = whole_workspace(built.bytes);
       if (options.workspace_limit >= 0 && built.workspace > options.workspace_limit) {
         reasons.push_back({"workspace",
                            fmt::format("plan {} needs a workspace of {} bytes; {} are allowed",
@@ -533,7 +586,7 @@ class CudnnEngine : public Engine {
     const auto graph = small_matmul(DType::f16);
     bool builds = false;
     if (graph.ok()) {
-      auto lowered = Lowered::lower(*graph, device, false);
+      auto lowered = Lowered::lower(*graph, device);
       auto handle = handle_for(device);
       if (lowered.ok() && handle.ok() && !(*lowered)->judge(handle->get())) {
         const std::size_t count = (*lowered)->plan_names().size();
@@ -565,42 +618,6 @@ class CudnnEngine : public Engine {
   }
 
   static std::string plan_graph(const ir::Graph& graph) { return ir::graph_to_json(graph).dump(); }
-
-  static Result<std::vector<void*>> pointers_of(const LoadedPlan& plan,
-                                                std::span<const Binding> bindings,
-                                                void* workspace) {
-    const auto bound = [&](std::int64_t uid) -> void* {
-      for (const Binding& binding : bindings) {
-        if (binding.uid == uid) return binding.data;
-      }
-      return nullptr;
-    };
-    std::vector<void*> pointers;
-    for (const std::int64_t uid : plan.executable->uids()) {
-      void* data = bound(uid);
-      std::int64_t wanted = uid;
-      if (data == nullptr) {
-        for (const DerivedBinding& derived : plan.supplies.derived) {
-          if (derived.uid != uid) continue;
-          wanted = derived.source_uid;
-          if (void* source = bound(wanted)) {
-            data = static_cast<std::byte*>(source) + derived.byte_offset;
-          }
-        }
-        std::int64_t offset = plan.own_workspace;
-        for (const ZeroTensor& zero : plan.supplies.zeros) {
-          if (zero.uid == uid) data = static_cast<std::byte*>(workspace) + offset;
-          offset += aligned(zero.bytes);
-        }
-        if (const auto found = plan.defaults.find(uid); found != plan.defaults.end()) {
-          data = const_cast<std::byte*>(found->second.data());
-        }
-      }
-      if (data == nullptr) return invalid("no data is bound to tensor {} of the plan", wanted);
-      pointers.push_back(data);
-    }
-    return pointers;
-  }
 
   JudgedGraphs judged_;
   std::once_flag primed_;

@@ -1,9 +1,10 @@
-// What an attention graph asks for, read off its one node: used to word reasons, to find defects
-// and to lower it.
+// What an attention graph asks for, read off its attention node: used to word reasons, to find
+// defects and to rewrite it.
 #pragma once
 
 #include <optional>
 
+#include "ir/attention.h"
 #include "ir/graph.h"
 
 namespace lawson::cudnn {
@@ -16,13 +17,20 @@ struct AttentionFacts {
   std::int64_t batch = 0;
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;
-  std::int64_t s_q = 0;
+  std::int64_t s_q = 0;  // of the longest sequence
   std::int64_t s_kv = 0;
   std::int64_t d_qk = 0;
   std::int64_t d_v = 0;
+  bool ragged_q = false;
+  bool ragged_kv = false;
+  bool paged = false;
   DType dtype = DType::f32;
   ir::TensorId bias = ir::kNone;
   ir::TensorId sink = ir::kNone;
+
+  // Lengths are known when a plan runs, not before.
+  bool has_lengths() const { return rule->padding || ragged_q || ragged_kv; }
+  bool ragged() const { return ragged_q || ragged_kv; }
 };
 
 // nullopt when the graph has no attention node.

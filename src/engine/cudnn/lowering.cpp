@@ -131,7 +131,7 @@ struct Lowered::Impl {
   explicit Impl(const ir::Graph& source) : graph{source} {}
 
   const ir::Graph graph;  // lowered parts refer to it
-  std::optional<AttentionFacts> facts;
+  std::optional<NativeAttention> native;
   Properties properties;
   std::shared_ptr<FrontendGraph> frontend = std::make_shared<FrontendGraph>();
   std::unique_ptr<AttentionLowering> attention;  // its score modifiers are called while building
@@ -145,10 +145,21 @@ struct Lowered::Impl {
 Lowered::Lowered(std::unique_ptr<Impl> impl) : impl_{std::move(impl)} {}
 Lowered::~Lowered() = default;
 
-Result<std::unique_ptr<Lowered>> Lowered::lower(const ir::Graph& graph, const Device& device,
-                                                bool deterministic) {
-  LAWSON_CHECK(prepare_frontend());
+Result<std::unique_ptr<Lowered>> Lowered::lower(const ir::Graph& graph, const Device& device) {
+  return finish(std::make_unique<Impl>(graph), device);
+}
+
+Result<std::unique_ptr<Lowered>> Lowered::lower(const ir::Graph& graph, NativeAttention native,
+                                                const Device& device) {
   auto impl = std::make_unique<Impl>(graph);
+  impl->supplies = native.supplies;
+  impl->rewrites = native.rewrites;
+  impl->native = std::move(native);
+  return finish(std::move(impl), device);
+}
+
+Result<std::unique_ptr<Lowered>> Lowered::finish(std::unique_ptr<Impl> impl, const Device& device) {
+  LAWSON_CHECK(prepare_frontend());
   if (!device.present()) {
     if (const Failure failure = properties_of(device, impl->properties)) {
       return to_error(*failure, classify(*failure, true), device);
@@ -159,11 +170,9 @@ Result<std::unique_ptr<Lowered>> Lowered::lower(const ir::Graph& graph, const De
     // Both must be known before nodes are added.
     if (impl->properties) impl->frontend->set_device_properties(impl->properties);
     impl->frontend->set_sm_version(device.compute_capability / 10);
-    impl->facts = attention_facts(impl->graph);
-    if (impl->facts) {
-      impl->attention = std::make_unique<AttentionLowering>(
-          impl->graph, *impl->facts, *impl->frontend, impl->supplies, impl->rewrites);
-      status = impl->attention->run(deterministic);
+    if (impl->native) {
+      impl->attention = std::make_unique<AttentionLowering>(*impl->native, *impl->frontend);
+      impl->attention->run();
     } else {
       status = FusionLowering{impl->graph, *impl->frontend, impl->supplies}.run();
     }
@@ -174,7 +183,7 @@ Result<std::unique_ptr<Lowered>> Lowered::lower(const ir::Graph& graph, const De
     if (fault != Fault::unsupported) return to_error(*failure, fault, device);
     Error refusal = error(ErrorKind::unsupported, "{}", failure->text);
     LAWSON_TRY(const Libraries* found, libraries());
-    refusal.reasons = explain(*failure, graph, device, found->cudnn_version);
+    refusal.reasons = explain(*failure, impl->graph, device, found->cudnn_version);
     return refusal;
   }
   if (!status.ok()) return std::move(status).error();
@@ -191,7 +200,7 @@ Failure Lowered::judge(void* handle) {
     return failure;
   }
   std::vector<fe::HeurMode_t> modes{fe::HeurMode_t::A};
-  if (!impl_->facts) modes.push_back(fe::HeurMode_t::FALLBACK);
+  if (!impl_->native) modes.push_back(fe::HeurMode_t::FALLBACK);
   if (Failure failure =
           guarded("heuristics", [&] { return graph.create_execution_plans(modes); })) {
     return failure;

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/cudnn/native.h"
 #include "engine/cudnn/reasons.h"
 #include "engine/device.h"
 #include "ir/graph.h"
@@ -17,25 +18,6 @@
 namespace lawson::cudnn {
 
 using Failure = std::optional<StageError>;  // nullopt: the stage went well
-
-// A tensor of cuDNN's that is a part of one of the caller's.
-struct DerivedBinding {
-  std::int64_t uid = 0;
-  std::int64_t source_uid = 0;
-  std::int64_t byte_offset = 0;
-};
-
-// A tensor of cuDNN's that Lawson supplies: zeros in the workspace.
-struct ZeroTensor {
-  std::int64_t uid = 0;
-  std::int64_t bytes = 0;
-};
-
-// What executing a plan needs besides cuDNN's own bytes.
-struct Supplies {
-  std::vector<DerivedBinding> derived;
-  std::vector<ZeroTensor> zeros;
-};
 
 struct PlanBytes {
   std::vector<std::uint8_t> data;
@@ -49,9 +31,11 @@ class Lowered {
   Lowered& operator=(const Lowered&) = delete;
   ~Lowered();
 
-  // The frontend graph; unsupported with named reasons when cuDNN has no words for it.
-  static Result<std::unique_ptr<Lowered>> lower(const ir::Graph& graph, const Device& device,
-                                                bool deterministic);
+  // The frontend graph of a fusion; unsupported with named reasons when cuDNN has no words for it.
+  static Result<std::unique_ptr<Lowered>> lower(const ir::Graph& graph, const Device& device);
+  // The frontend graph of an attention; `graph` is what it was made from, for reasons.
+  static Result<std::unique_ptr<Lowered>> lower(const ir::Graph& graph, NativeAttention native,
+                                                const Device& device);
 
   // Operation graph, heuristics, support check. `handle`: a cuDNN handle on the live device, or
   // nullptr to judge by the device's properties.
@@ -71,6 +55,7 @@ class Lowered {
 
  private:
   struct Impl;
+  static Result<std::unique_ptr<Lowered>> finish(std::unique_ptr<Impl> impl, const Device& device);
   explicit Lowered(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };

@@ -632,6 +632,11 @@ class FusionLowering {
     return finish_pointwise(node, mode, {node.inputs[0], node.inputs[1]});
   }
 
+  Status lower_op(const ir::Node& node, const ir::CacheAppend&) {
+    return refuse("op_not_lowered", node,
+                  "cuDNN appends to a cache only before the attention that reads it");
+  }
+
   Status lower_op(const ir::Node& node, const ir::Compare& op) {
     using ir::CompareKind;
     Mode mode = Mode::CMP_EQ;

@@ -18,9 +18,6 @@ using Pointwise = fe::graph::Pointwise_attributes;
 using Mode = fe::PointwiseMode_t;
 using Type = fe::DataType_t;
 
-// Tensors of ours beyond the caller's: views of an input and zeros.
-inline constexpr std::int64_t kFirstOwnUid = std::int64_t{1} << 20;
-
 inline Type type_of(DType dtype) {
   switch (dtype) {
     case DType::f64:

@@ -249,8 +249,8 @@ void check(Checker& c, const Ragged& s) {
   check_integers(c, "cu_seqlens", s.cu_seqlens, s.bucket + 1, kOptional);
   check_integers(c, "cu_seqlens_padded", s.cu_seqlens_padded, s.bucket + 1, kOptional);
   check_integers(c, "lengths", s.lengths, s.bucket, kOptional);
-  if (s.seqlen.uid != 0 && (s.cu_seqlens.uid == 0) == (s.lengths.uid == 0)) {
-    c.refuse("seqlen needs either cu_seqlens or lengths");
+  if (s.cu_seqlens.uid != 0 && s.lengths.uid != 0) {
+    c.refuse("lengths come from cu_seqlens or lengths, not both");
   }
   check_by_value(c, s.sequences, {});
   c.result("seqlen", s.seqlen, {DType::i32}, {s.bucket}, kOptional);

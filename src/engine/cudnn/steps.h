@@ -83,7 +83,8 @@ struct RowOffsets {
 };
 
 // Lengths and offsets as cuDNN wants them, for a bucket of sequences of which `sequences` are
-// there: seqlen[n] = cu_seqlens[n + 1] - cu_seqlens[n] (or lengths[n]) clamped to [0, max_length],
+// there: seqlen[n] = cu_seqlens[n + 1] - cu_seqlens[n] (or lengths[n]) clamped to [0, max_length]
+// (with neither: max_length),
 // 0 for those that are not there; offsets[n] = start of n * stride with the start from
 // cu_seqlens_padded (absent: cu_seqlens), from the last end on for those that are not there. What
 // is not there is not read.

@@ -278,16 +278,33 @@ LAWSON_HD TermRow term_row(const TermArguments& a, Index b, Index h, Index i) {
   return {at3(a.bias, b, h, i), at3(a.mask, b, h, i)};
 }
 
-// -inf where a bool mask is false.
+LAWSON_HD bool is_finite(float value) {
+  return fabsf(value) < infinity();
+}
+
+// -inf where the score is hidden: where a bool mask is false, or -inf is added. What only overflows
+// (the lowest finite value twice, as some masks have it) stays finite.
 LAWSON_HD float term(const TermArguments& a, const TermRow& row, Index j) {
-  float sum = 0;
+  float bias = 0;
+  float mask = 0;
+  float scaled = 0;
   if (a.bias.data != nullptr) {
-    sum = a.factor * load_float(a.bias.data, a.bias.dtype, row.bias + j * a.bias.strides[3]);
+    bias = load_float(a.bias.data, a.bias.dtype, row.bias + j * a.bias.strides[3]);
+    scaled = a.factor * bias;
   }
-  if (a.mask.data == nullptr) return sum;
-  const Index at = row.mask + j * a.mask.strides[3];
-  if (!a.mask_is_bool) return sum + load_float(a.mask.data, a.mask.dtype, at);
-  return read<std::uint8_t>(a.mask.data, at) != 0 ? sum : -infinity();
+  if (a.mask.data != nullptr) {
+    const Index at = row.mask + j * a.mask.strides[3];
+    if (a.mask_is_bool) {
+      if (read<std::uint8_t>(a.mask.data, at) == 0) return -infinity();
+    } else {
+      mask = load_float(a.mask.data, a.mask.dtype, at);
+    }
+  }
+  const float sum = scaled + mask;
+  if (!is_finite(bias) || !is_finite(mask)) return sum;
+  constexpr float kLargest = 0x1.FFFFFEp127F;
+  if (sum > kLargest) return kLargest;
+  return sum < -kLargest ? -kLargest : sum;
 }
 
 LAWSON_HD bool is_hidden(float term) {
@@ -335,10 +352,12 @@ LAWSON_HD void ragged(const RaggedArguments& a, Index n) {
     Index length = 0;
     if (present && a.lengths.data != nullptr) {
       length = read<std::int32_t>(a.lengths.data, n * a.lengths.stride);
-    } else if (present) {
+    } else if (present && a.cu_seqlens.data != nullptr) {
       const Index stride = a.cu_seqlens.stride;
       length = Index{read<std::int32_t>(a.cu_seqlens.data, (n + 1) * stride)} -
                read<std::int32_t>(a.cu_seqlens.data, n * stride);
+    } else if (present) {
+      length = a.max_length;
     }
     write(a.seqlen.data, n * a.seqlen.strides[0],
           static_cast<std::int32_t>(clamped(length, 0, a.max_length)));
@@ -672,7 +691,7 @@ struct Sum {
     carry += other.carry;
   }
   // An infinite sum has a carry of NaN.
-  LAWSON_HD float value() const { return fabsf(sum) < infinity() ? sum + carry : sum; }
+  LAWSON_HD float value() const { return is_finite(sum) ? sum + carry : sum; }
 };
 
 // The sum of one element runs over up to four axes, the last of them fastest. `lanes` neighbours
