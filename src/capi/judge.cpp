@@ -1,8 +1,11 @@
 #include "capi/judge.h"
 
 #include <algorithm>
+#include <atomic>
 #include <future>
 #include <optional>
+#include <span>
+#include <thread>
 
 #include "base/hash.h"
 
@@ -42,6 +45,53 @@ std::string joint_hash(const std::vector<Verdict>& parts, std::string Verdict::*
   return hash_hex(text);
 }
 
+SpecVerdict alone(Verdict verdict) {
+  Json json = verdict_to_json(verdict);
+  return {std::move(verdict), std::move(json)};
+}
+
+// The parts of a spec without steps, or of one step.
+SpecVerdict joint_of_parts(std::span<const front::SpecPart> parts,
+                           std::span<const Verdict> verdicts) {
+  if (parts.size() == 1) return alone(verdicts[0]);
+  std::vector<std::string> names;
+  Json list = Json::array();
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    Json item = verdict_to_json(verdicts[i]);
+    item["name"] = parts[i].name;
+    list.push_back(std::move(item));
+    names.push_back(parts[i].name);
+  }
+  SpecVerdict all = alone(combine(names, {verdicts.begin(), verdicts.end()}));
+  all.json["parts"] = std::move(list);
+  return all;
+}
+
+// In order; at most as many at a time as there are workers to answer.
+Result<std::vector<Verdict>> probe_all(std::span<const front::SpecPart> parts,
+                                       const ProbeGraph& probe) {
+  std::vector<std::optional<Result<Verdict>>> results(parts.size());
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    for (std::size_t i = next++; i < parts.size(); i = next++) results[i] = probe(parts[i].graph);
+  };
+  {
+    const std::size_t most = std::clamp(std::thread::hardware_concurrency(), 2U, 8U);
+    std::vector<std::future<void>> helpers;
+    for (std::size_t i = 1; i < std::min(most, parts.size()); ++i) {
+      helpers.push_back(std::async(std::launch::async, work));
+    }
+    work();
+    for (std::future<void>& helper : helpers) helper.get();
+  }
+  std::vector<Verdict> verdicts;
+  for (auto& result : results) {
+    LAWSON_TRY(Verdict verdict, *std::move(result));
+    verdicts.push_back(std::move(verdict));
+  }
+  return verdicts;
+}
+
 }  // namespace
 
 Verdict combine(const std::vector<std::string>& names, const std::vector<Verdict>& parts) {
@@ -74,47 +124,47 @@ Verdict combine(const std::vector<std::string>& names, const std::vector<Verdict
 
 Result<SpecVerdict> judge(const front::Spec& spec, const Device& device, const std::string& engine,
                           const ProbeGraph& probe) {
-  if (spec.parts.empty()) {
-    Verdict verdict = no_graph_form(spec, device, engine);
-    Json json = verdict_to_json(verdict);
-    return SpecVerdict{std::move(verdict), std::move(json)};
-  }
-  if (spec.parts.size() == 1) {
-    LAWSON_TRY(Verdict verdict, probe(spec.parts[0].graph));
-    Json json = verdict_to_json(verdict);
-    return SpecVerdict{std::move(verdict), std::move(json)};
-  }
-  std::vector<std::future<Result<Verdict>>> running;
-  for (const front::SpecPart& part : spec.parts) {
-    running.push_back(
-        std::async(std::launch::async, [&probe, &part] { return probe(part.graph); }));
-  }
+  if (spec.parts.empty()) return alone(no_graph_form(spec, device, engine));
+  LAWSON_TRY(std::vector<Verdict> verdicts, probe_all(spec.parts, probe));
+  if (spec.steps.empty()) return joint_of_parts(spec.parts, verdicts);
+
   std::vector<std::string> names;
-  std::vector<Verdict> parts;
-  Json part_list = Json::array();
-  for (std::size_t i = 0; i < running.size(); ++i) {
-    LAWSON_TRY(Verdict verdict, running[i].get());
-    Json item = verdict_to_json(verdict);
-    item["name"] = spec.parts[i].name;
-    part_list.push_back(std::move(item));
-    names.push_back(spec.parts[i].name);
-    parts.push_back(std::move(verdict));
+  std::vector<Verdict> steps;
+  Json list = Json::array();
+  for (std::size_t begin = 0; begin < spec.parts.size();) {
+    const std::size_t index = spec.parts[begin].step;
+    std::size_t end = begin;
+    while (end < spec.parts.size() && spec.parts[end].step == index) ++end;
+    const front::SpecStep& step = spec.steps[index];
+    SpecVerdict judged = joint_of_parts({spec.parts.data() + begin, end - begin},
+                                        {verdicts.data() + begin, end - begin});
+    judged.json["name"] = step.name;
+    judged.json["rank"] = step.rank;
+    judged.json["step"] = step.step;
+    list.push_back(std::move(judged.json));
+    names.push_back(step.name);
+    steps.push_back(std::move(judged.verdict));
+    begin = end;
   }
-  Verdict verdict = combine(names, parts);
-  Json json = verdict_to_json(verdict);
-  json["parts"] = std::move(part_list);
-  return SpecVerdict{std::move(verdict), std::move(json)};
+  SpecVerdict all = alone(combine(names, steps));
+  all.json["steps"] = std::move(list);
+  return all;
 }
 
 Result<SpecVerdict> judge_spec(const front::Spec& spec, const Device& device, const Asked& asked) {
   LAWSON_TRY(plan::Planner * planner, capi::planner());
+  return judge_spec(spec, device, asked, *planner);
+}
+
+Result<SpecVerdict> judge_spec(const front::Spec& spec, const Device& device, const Asked& asked,
+                               plan::Planner& planner) {
   const std::string engine = engine_for(device, asked.engine);
-  if (planner->engine(engine) == nullptr) {
+  if (planner.engine(engine) == nullptr) {
     // The planner words this error, for specs without graphs too.
-    LAWSON_CHECK(planner->probe({}, device, engine, asked.options));
+    LAWSON_CHECK(planner.probe({}, device, engine, asked.options));
   }
   return judge(spec, device, engine, [&](const ir::Graph& graph) {
-    return planner->probe(graph, device, asked.engine, asked.options);
+    return planner.probe(graph, device, asked.engine, asked.options);
   });
 }
 

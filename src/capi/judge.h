@@ -14,7 +14,9 @@ namespace lawson::capi {
 
 struct SpecVerdict {
   Verdict verdict;
-  Json json;  // verdict_to_json, with "parts" when the spec stands for several graphs
+  // verdict_to_json; with "parts" when the spec stands for the graphs of several passes, with
+  // "steps" (name, rank, step) when it stands for those of context parallelism.
+  Json json;
 };
 
 using ProbeGraph = std::function<Result<Verdict>(const ir::Graph&)>;
@@ -28,5 +30,7 @@ Verdict combine(const std::vector<std::string>& names, const std::vector<Verdict
 
 // The same through the process-wide planner.
 Result<SpecVerdict> judge_spec(const front::Spec& spec, const Device& device, const Asked& asked);
+Result<SpecVerdict> judge_spec(const front::Spec& spec, const Device& device, const Asked& asked,
+                               plan::Planner& planner);
 
 }  // namespace lawson::capi

@@ -108,32 +108,107 @@ TEST(Judge, AnExceptionOfOnePartArrives) {
                int);
 }
 
+const char* const kRing = R"({"lawson": 1, "kind": "attention", "pass": "training", "heads": 2,
+  "seqlen_q": 64, "head_dim_qk": 16, "mask": "causal",
+  "context_parallel": {"strategy": "ring", "size": 4}})";
+
+// Each graph's name is its key; the backward of the second distinct step is refused.
+Result<Verdict> refuse_one(const ir::Graph& graph) {
+  const bool refused = graph.name == "ring step 1 of rank 0.backward";
+  Verdict verdict = part(refused ? Decision::unsupported : Decision::supported);
+  verdict.key = graph.name;
+  verdict.plan_id = graph.name;
+  if (refused) verdict.reasons = {{"rows", "16 rows: at least 17", "seqlen_q"}};
+  return verdict;
+}
+
+TEST(Judge, StepsAreListedWithTheirParts) {
+  const auto judged = judge(spec_of(kRing), cpu_device(), "cpu", refuse_one);
+  ASSERT_TRUE(judged.ok());
+  const Json& steps = judged->json["steps"];
+  ASSERT_EQ(steps.size(), 3U);
+  EXPECT_FALSE(judged->json.contains("parts"));
+  EXPECT_EQ(steps[0]["name"], "ring step 0 of rank 0");
+  EXPECT_EQ(steps[2]["name"], "ring step 1 of rank 1");
+  EXPECT_EQ(steps[2]["rank"], 1);
+  EXPECT_EQ(steps[2]["step"], 1);
+  EXPECT_EQ(steps[0]["verdict"], "supported");
+  EXPECT_EQ(steps[1]["verdict"], "unsupported");
+  ASSERT_EQ(steps[1]["parts"].size(), 2U);
+  EXPECT_EQ(steps[1]["parts"][1]["name"], "backward");
+  EXPECT_EQ(steps[1]["parts"][1]["key"], "ring step 1 of rank 0.backward");
+}
+
+TEST(Judge, OneRefusedStepRefusesAllAndIsNamed) {
+  const auto judged = judge(spec_of(kRing), cpu_device(), "cpu", refuse_one);
+  ASSERT_TRUE(judged.ok());
+  EXPECT_EQ(judged->verdict.decision, Decision::unsupported);
+  ASSERT_EQ(judged->verdict.reasons.size(), 1U);
+  EXPECT_EQ(judged->verdict.reasons[0].message,
+            "ring step 1 of rank 0: backward: 16 rows: at least 17");
+  EXPECT_EQ(judged->verdict.reasons[0].field, "seqlen_q");
+  const auto forward =
+      judge(spec_of(kRing, {{"pass", "forward"}}), cpu_device(), "cpu", refuse_one);
+  EXPECT_EQ(forward->verdict.decision, Decision::supported);
+  EXPECT_FALSE(forward->json["steps"][0].contains("parts"));
+  EXPECT_EQ(forward->json["steps"][0]["plan_id"], "ring step 0 of rank 0.forward");
+}
+
+TEST(Judge, TheJointKeyIsThatOfTheSteps) {
+  const auto key = [](const Json& change) {
+    const auto judged = judge(spec_of(kRing, change), cpu_device(), "cpu",
+                              [](const ir::Graph& graph) -> Result<Verdict> {
+                                Verdict verdict = part(Decision::supported);
+                                verdict.key = ir::canonical_text(graph);
+                                return verdict;
+                              });
+    EXPECT_TRUE(judged.ok());
+    return judged->verdict.key;
+  };
+  const std::string ring = key(Json::object());
+  EXPECT_EQ(ring.size(), 32U);
+  EXPECT_EQ(ring, key({{"name", "other"}, {"scale", 2}}));
+  EXPECT_EQ(ring, key({{"seqlen_q", 128}, {"context_parallel", {{"size", 8}}}}));  // the same steps
+  EXPECT_NE(ring, key({{"context_parallel", {{"size", 2}}}}));
+  EXPECT_NE(ring, key({{"context_parallel", {{"strategy", "all_gather"}}}}));
+}
+
+TEST(Judge, AnErrorOfOneStepIsAnError) {
+  const auto judged =
+      judge(spec_of(kRing), cpu_device(), "cpu", [](const ir::Graph& graph) -> Result<Verdict> {
+        if (graph.name == "ring step 1 of rank 1.backward") {
+          return error(ErrorKind::cuda, "the driver is gone");
+        }
+        return part(Decision::supported);
+      });
+  ASSERT_FALSE(judged.ok());
+  EXPECT_EQ(judged.error().kind, ErrorKind::cuda);
+}
+
+// A split that cannot be made.
 TEST(Judge, WhatHasNoGraphIsUnsupportedWithoutAsking) {
   int asked = 0;
-  const auto probe = [&](const ir::Graph&) -> Result<Verdict> {
-    ++asked;
-    return part(Decision::supported);
+  const auto judged_as = [&](const Json& change) {
+    Json changes{{"softmax", "learnable"}, {"window", {4, 0}}};
+    changes.merge_patch(change);
+    return judge(spec_of(kRing, changes), cpu_device(), "cpu",
+                 [&](const ir::Graph&) -> Result<Verdict> {
+                   ++asked;
+                   return part(Decision::supported);
+                 });
   };
-  const auto spec = spec_of(kTraining, {{"dropout", 0.1}, {"layout", "thd"}});
-  const auto judged = judge(spec, cpu_device(), "cpu", probe);
+  const auto judged = judged_as(Json::object());
   ASSERT_TRUE(judged.ok());
   EXPECT_EQ(asked, 0);
   EXPECT_EQ(judged->verdict.decision, Decision::unsupported);
   EXPECT_EQ(judged->verdict.reasons.size(), 2U);
+  EXPECT_FALSE(judged->json.contains("steps"));
   EXPECT_EQ(judged->verdict.engine, "cpu");
   EXPECT_EQ(judged->verdict.key.size(), 32U);
-  const auto renamed =
-      judge(spec_of(kTraining, {{"dropout", 0.1}, {"layout", "thd"}, {"name", "n"}}), cpu_device(),
-            "cpu", probe);
-  EXPECT_EQ(renamed->verdict.key, judged->verdict.key);
+  EXPECT_EQ(judged_as({{"name", "n"}})->verdict.key, judged->verdict.key);
   // Bound at run time: no part of a key.
-  const auto scaled = judge(spec_of(kTraining, {{"dropout", 0.1}, {"layout", "thd"}, {"scale", 3}}),
-                            cpu_device(), "cpu", probe);
-  EXPECT_EQ(scaled->verdict.key, judged->verdict.key);
-  const auto longer =
-      judge(spec_of(kTraining, {{"dropout", 0.1}, {"layout", "thd"}, {"seqlen_q", 32}}),
-            cpu_device(), "cpu", probe);
-  EXPECT_NE(longer->verdict.key, judged->verdict.key);
+  EXPECT_EQ(judged_as({{"scale", 3}})->verdict.key, judged->verdict.key);
+  EXPECT_NE(judged_as({{"seqlen_q", 32}})->verdict.key, judged->verdict.key);
 }
 
 }  // namespace
