@@ -103,7 +103,10 @@ struct Arithmetic {
 struct OracleOutput {
   ir::TensorId id = ir::kNone;
   std::vector<double> values;
-  std::vector<double> bounds;
+  std::vector<double> bounds;  // infinite: anything goes
+  // Where not empty: the leading box of the shape that a correct engine writes. The rest it leaves
+  // as it is: rows of a ragged tensor behind the last sequence's end need not be in memory.
+  Dims there;
 };
 
 class Engine {

@@ -22,16 +22,19 @@ bool is_poison(const Buffer& buffer, DType dtype, std::int64_t offset) {
   return std::all_of(first, first + bits / 8, [&](std::byte b) { return b == buffer.poison(); });
 }
 
-// Offsets of the elements, to tell them from the gaps. Whole bytes only (4-bit gaps share bytes).
-bool gaps_intact(const Buffer& buffer, const ir::Tensor& tensor) {
+// Offsets of the elements of `box`, the part of the tensor that is written, to tell them from the
+// gaps. Whole bytes only (4-bit gaps share bytes).
+bool gaps_intact(const Buffer& buffer, const ir::Tensor& tensor, const Dims& box) {
   const int bits = bit_width(tensor.dtype);
-  if (bits < 8 || element_count(tensor.shape).value_or(0) == 0) return true;
+  if (bits < 8) return true;
   const auto size = static_cast<std::size_t>(bits) / 8;
   std::vector<bool> used(buffer.bytes() / size, false);
-  Dims index(tensor.shape.size(), 0);
-  do {
-    used[static_cast<std::size_t>(offset_of(index, tensor.strides))] = true;
-  } while (next_index(index, tensor.shape));
+  if (element_count(box).value_or(0) > 0) {
+    Dims index(box.size(), 0);
+    do {
+      used[static_cast<std::size_t>(offset_of(index, tensor.strides))] = true;
+    } while (next_index(index, box));
+  }
   for (std::size_t i = 0; i < used.size(); ++i) {
     if (!used[i] && !is_poison(buffer, tensor.dtype, static_cast<std::int64_t>(i))) return false;
   }
@@ -57,16 +60,17 @@ OutputComparison compare_output(const ir::Tensor& tensor, const Buffer& buffer,
   OutputComparison result;
   result.name = tensor.name;
   result.id = expected.id;
-  result.elements = element_count(tensor.shape).value_or(0);
+  const Dims& box = expected.there.empty() ? tensor.shape : expected.there;
+  result.elements = element_count(box).value_or(0);
   result.guards_intact = buffer.guards_intact();
-  result.gaps_intact = gaps_intact(buffer, tensor);
+  result.gaps_intact = gaps_intact(buffer, tensor, box);
   if (result.elements == 0) return result;
-  Dims index(tensor.shape.size(), 0);
-  std::size_t position = 0;
+  const Dims logical = contiguous_strides(tensor.shape);
+  Dims index(box.size(), 0);
   do {
+    const auto position = static_cast<std::size_t>(offset_of(index, logical));
     const double value = expected.values[position];
     const double bound = expected.bounds[position];
-    ++position;
     if (bound == kInfinity) {
       ++result.unjudged;
       continue;
@@ -91,7 +95,7 @@ OutputComparison compare_output(const ir::Tensor& tensor, const Buffer& buffer,
     } else if (outcome == Outcome::wrong_pattern) {
       ++result.wrong_pattern;
     }
-  } while (next_index(index, tensor.shape));
+  } while (next_index(index, box));
   return result;
 }
 

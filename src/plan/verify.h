@@ -1,5 +1,5 @@
 // Comparing an engine's outputs with the oracle: |out - value| <= bound elementwise, NaN and
-// infinities in the same places, every element written, nothing written beside them.
+// infinities in the same places, every element that is there written, nothing written beside them.
 #pragma once
 
 #include <span>
@@ -26,7 +26,7 @@ struct OutputComparison {
   double actual = 0;
   double bound = 0;
   bool guards_intact = true;  // memory before and after the tensor
-  bool gaps_intact = true;    // memory that the strides leave out
+  bool gaps_intact = true;    // memory that the strides leave out, and rows that nothing is in
 
   bool ok() const { return wrong == 0 && guards_intact && gaps_intact; }
 };

@@ -186,7 +186,8 @@ class ReferenceEngine final : public Engine {
       const ir::TensorId id = graph.input_count + i;
       Array& array = results[static_cast<std::size_t>(i)];
       reference::round_output(array, both);
-      outputs.push_back({id, std::move(array.value), std::move(array.error)});
+      outputs.push_back(
+          {id, std::move(array.value), std::move(array.error), std::move(array.there)});
     }
     return outputs;
   }
