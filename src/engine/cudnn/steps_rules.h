@@ -282,29 +282,26 @@ LAWSON_HD bool is_finite(float value) {
   return fabsf(value) < infinity();
 }
 
-// -inf where the score is hidden: where a bool mask is false, or -inf is added. What only overflows
-// (the lowest finite value twice, as some masks have it) stays finite.
+// What overflowed becomes the largest that does not.
+LAWSON_HD float without_overflow(float value) {
+  constexpr float kLargest = 0x1.FFFFFEp127F;
+  if (value > kLargest) return kLargest;
+  return value < -kLargest ? -kLargest : value;
+}
+
+// -inf where the score is hidden: where a bool mask is false, or -inf is added. Finite terms never
+// make it so: some masks have the lowest finite value, and that twice.
 LAWSON_HD float term(const TermArguments& a, const TermRow& row, Index j) {
   float bias = 0;
-  float mask = 0;
-  float scaled = 0;
   if (a.bias.data != nullptr) {
-    bias = load_float(a.bias.data, a.bias.dtype, row.bias + j * a.bias.strides[3]);
-    scaled = a.factor * bias;
+    const float given = load_float(a.bias.data, a.bias.dtype, row.bias + j * a.bias.strides[3]);
+    bias = is_finite(given) ? without_overflow(a.factor * given) : a.factor * given;
   }
-  if (a.mask.data != nullptr) {
-    const Index at = row.mask + j * a.mask.strides[3];
-    if (a.mask_is_bool) {
-      if (read<std::uint8_t>(a.mask.data, at) == 0) return -infinity();
-    } else {
-      mask = load_float(a.mask.data, a.mask.dtype, at);
-    }
-  }
-  const float sum = scaled + mask;
-  if (!is_finite(bias) || !is_finite(mask)) return sum;
-  constexpr float kLargest = 0x1.FFFFFEp127F;
-  if (sum > kLargest) return kLargest;
-  return sum < -kLargest ? -kLargest : sum;
+  if (a.mask.data == nullptr) return bias;
+  const Index at = row.mask + j * a.mask.strides[3];
+  if (a.mask_is_bool) return read<std::uint8_t>(a.mask.data, at) != 0 ? bias : -infinity();
+  const float mask = load_float(a.mask.data, a.mask.dtype, at);
+  return is_finite(bias) && is_finite(mask) ? without_overflow(bias + mask) : bias + mask;
 }
 
 LAWSON_HD bool is_hidden(float term) {
