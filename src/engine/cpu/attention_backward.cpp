@@ -248,7 +248,7 @@ class AttentionBackward : public AttentionBase<T> {
 
   void keep_scaled(const std::uint8_t* kept, std::int64_t width, T* x) const {
     const T factor = Base::kept_scale();
-    for (std::int64_t j = 0; j < width; ++j) x[j] = kept[j] != 0 ? x[j] * factor : T{0};
+    for (std::int64_t j = 0; j < width; ++j) x[j] *= kept[j] != 0 ? factor : T{0};
   }
 
   // ---- the gradients ----
@@ -399,7 +399,7 @@ class AttentionBackward : public AttentionBase<T> {
       for (std::int64_t b = 0; b < sequences_.count(); ++b) {
         for (std::int64_t i = 0; i < queries().length_of(b); ++i) {
           const std::int64_t at = row_tile(b, h, i / sizes_.tile) * sizes_.tile + i % sizes_.tile;
-          if (log_sum_[at] == -kInfinity) continue;  // saw nothing
+          if (log_sum_[at] == -kInfinity || sequences_.visible(b, i).empty()) continue;
           sum -= std::exp(static_cast<double>(sink) - static_cast<double>(log_sum_[at])) *
                  static_cast<double>(delta_[at]);
         }

@@ -169,7 +169,10 @@ class AttentionForward : public AttentionBase<T> {
   // Scores x become probabilities relative to the row's running maximum.
   void update(std::int64_t r, T* x, std::int64_t width, Block& block) {
     if (output(Slot::max_logit).present) {
-      block.largest[r] = math().max(x, width, block.largest[r]);
+      bool is_nan = std::isnan(block.largest[r]);
+      for (std::int64_t j = 0; j < width; ++j) is_nan |= x[j] != x[j];
+      block.largest[r] =
+          is_nan ? std::numeric_limits<T>::quiet_NaN() : math().max(x, width, block.largest[r]);
     }
     const T before = block.maximum[r];
     const T now = math().max(x, width, before);
@@ -187,9 +190,7 @@ class AttentionForward : public AttentionBase<T> {
   // The denominator has the dropped weights too; what is kept grows in finish().
   void drop(const TileAt& at, std::int64_t r, Span span, T* x, Block& block) {
     Base::fill_kept(at.b, at.h, at.first + r, span, block.kept);
-    for (std::int64_t j = 0; j < span.end - span.begin; ++j) {
-      x[j] = block.kept[j] != 0 ? x[j] : T{0};
-    }
+    for (std::int64_t j = 0; j < span.end - span.begin; ++j) x[j] *= static_cast<T>(block.kept[j]);
   }
 
   void finish(const TileAt& at, Block& block) {

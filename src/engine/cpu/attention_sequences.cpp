@@ -101,26 +101,34 @@ Result<std::int64_t> Sequences::read_count(const std::vector<std::byte*>& roots)
 
 Status Sequences::read_side(Side& side, Slot lengths, Slot offsets, Slot padded, std::int64_t count,
                             const std::vector<std::byte*>& roots) const {
-  side.length.assign(static_cast<std::size_t>(count), side.longest);
-  if (step_.inputs[lengths].present) {
-    const Location& at = step_.inputs[lengths].at;
-    for (std::int64_t b = 0; b < count; ++b) {
-      side.length[static_cast<std::size_t>(b)] =
-          std::clamp(integer_at(at, roots, b * at.strides[0]), std::int64_t{0}, side.longest);
-    }
-  }
-  if (!step_.inputs[offsets].present) {
-    side.count_tiles();
-    return {};
-  }
   const auto read = [&](Slot slot, std::int64_t n) {
     const Location& at = step_.inputs[slot].at;
     return integer_at(at, roots, n * at.strides[0]);
   };
+  const bool ragged = step_.inputs[offsets].present;
+  side.length.assign(static_cast<std::size_t>(count), side.longest);
+  if (ragged || step_.inputs[lengths].present) {
+    for (std::int64_t n = 0; n < count; ++n) {
+      std::int64_t& length = side.length[static_cast<std::size_t>(n)];
+      length = ragged ? read(offsets, n + 1) - read(offsets, n) : read(lengths, n);
+      if (length < 0 || length > side.longest) {
+        return invalid("cpu engine: '{}' gives sequence {} {} tokens; expected 0 to {}",
+                       name(ragged ? offsets : lengths), n, length, side.longest);
+      }
+    }
+  }
+  if (ragged) LAWSON_CHECK(read_places(side, offsets, padded, count, roots));
+  side.count_tiles();
+  return {};
+}
+
+Status Sequences::read_places(Side& side, Slot offsets, Slot padded, std::int64_t count,
+                              const std::vector<std::byte*>& roots) const {
   const Slot places = step_.inputs[padded].present ? padded : offsets;
-  side.start.resize(static_cast<std::size_t>(count) + 1);
+  const Location& at = step_.inputs[places].at;
+  side.start.clear();
   for (std::int64_t n = 0; n <= count; ++n) {
-    side.start[static_cast<std::size_t>(n)] = read(places, n);
+    side.start.push_back(integer_at(at, roots, n * at.strides[0]));
   }
   if (side.start.front() < 0) {
     return invalid("cpu engine: '{}' begins with {}; expected 0", name(places), side.start.front());
@@ -131,17 +139,11 @@ Status Sequences::read_side(Side& side, Slot lengths, Slot offsets, Slot padded,
   }
   for (std::int64_t n = 0; n < count; ++n) {
     const auto b = static_cast<std::size_t>(n);
-    side.length[b] = read(offsets, n + 1) - read(offsets, n);
-    if (side.length[b] < 0 || side.length[b] > side.longest) {
-      return invalid("cpu engine: '{}' gives sequence {} {} tokens; expected 0 to {}",
-                     name(offsets), n, side.length[b], side.longest);
-    }
     if (side.start[b + 1] - side.start[b] < side.length[b]) {
       return invalid("cpu engine: '{}' has {} tokens of room for sequence {}, which has {}",
                      name(places), side.start[b + 1] - side.start[b], n, side.length[b]);
     }
   }
-  side.count_tiles();
   return {};
 }
 

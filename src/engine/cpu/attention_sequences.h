@@ -93,7 +93,7 @@ class Sequences {
             const ir::AttentionGeometry& geometry, std::int64_t tile);
 
   // Reads lengths, offsets and page tables. What would lead outside of the tensors is an error that
-  // names operand, sequence and what is allowed; seqlen_q and seqlen_kv are cut to the tensors.
+  // names operand, sequence and what is allowed.
   Status read(const std::vector<std::byte*>& roots);
 
   const Side& queries() const { return queries_; }
@@ -122,6 +122,8 @@ class Sequences {
   Result<std::int64_t> read_count(const std::vector<std::byte*>& roots) const;
   Status read_side(Side& side, Slot lengths, Slot offsets, Slot padded, std::int64_t count,
                    const std::vector<std::byte*>& roots) const;
+  Status read_places(Side& side, Slot offsets, Slot padded, std::int64_t count,
+                     const std::vector<std::byte*>& roots) const;
   Status read_pages(Pages& pages, Slot table, Slot cache,
                     const std::vector<std::byte*>& roots) const;
 

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <vector>
@@ -42,9 +45,10 @@ class GraphOf {
     tensor.strides = std::move(strides);
     return expect_value(builder_.input(std::move(tensor)));
   }
-  ir::TensorId scalar(const std::string& name, double value) {
+  ir::TensorId scalar(const std::string& name, double value, DType dtype = DType::f32) {
     ir::Tensor tensor;
     tensor.name = name;
+    tensor.dtype = dtype;
     tensor.shape = {1, 1, 1, 1};
     tensor.by_value = true;
     tensor.values = {value};
@@ -61,7 +65,19 @@ class GraphOf {
     ids.resize(results);
     return ids;
   }
-  ir::Graph finish(const std::vector<ir::TensorId>& outputs) {
+  // Results in their slots; kNone where not wanted.
+  std::vector<ir::TensorId> results(ir::Op op, std::vector<ir::TensorId> inputs,
+                                    const std::vector<bool>& wanted) {
+    std::vector<ir::Builder::ResultSpec> specs;
+    for (const bool want : wanted) specs.push_back({{}, std::nullopt, want});
+    return expect_value(builder_.add(std::move(op), std::move(inputs), std::move(specs)));
+  }
+  // Declares an output with a layout of its own.
+  void output(ir::TensorId id, Dims strides) {
+    const Status status = builder_.output(id, std::move(strides));
+    EXPECT_TRUE(status.ok()) << status.error().message;
+  }
+  ir::Graph finish(const std::vector<ir::TensorId>& outputs = {}) {
     for (const ir::TensorId id : outputs) {
       const Status status = builder_.output(id);
       EXPECT_TRUE(status.ok()) << status.error().message;
@@ -72,6 +88,14 @@ class GraphOf {
  private:
   ir::Builder builder_{"test"};
 };
+
+// Attention's operands by slot; the others are absent.
+inline std::vector<ir::TensorId> operands(
+    std::initializer_list<std::pair<ir::AttentionSlots::Shared, ir::TensorId>> given) {
+  std::vector<ir::TensorId> result(ir::AttentionSlots::kShared, ir::kNone);
+  for (const auto& [slot, id] : given) result[slot] = id;
+  return result;
+}
 
 // The operands of a backward: those that it shares with the forward, then its own.
 inline std::vector<ir::TensorId> backward_operands(std::vector<ir::TensorId> shared, ir::TensorId o,
@@ -98,6 +122,7 @@ class Execution {
       const ir::Tensor& tensor = graph_.tensor(id);
       memory_.emplace_back(
           byte_size(tensor.dtype, storage_extent(tensor.shape, tensor.strides).value_or(0)));
+      data_.push_back(memory_.back().data());
     }
   }
 
@@ -123,9 +148,16 @@ class Execution {
     store_element(data(id), graph_.tensor(id).dtype, at, value);
   }
   double at(ir::TensorId id, std::int64_t at) const {
-    return load_element(memory_[static_cast<std::size_t>(id)].data(), graph_.tensor(id).dtype, at);
+    return load_element(data_[static_cast<std::size_t>(id)], graph_.tensor(id).dtype, at);
   }
-  void* data(ir::TensorId id) { return memory_[static_cast<std::size_t>(id)].data(); }
+  std::byte* data(ir::TensorId id) { return data_[static_cast<std::size_t>(id)]; }
+  // Other memory than our own from now on.
+  void bind(ir::TensorId id, std::byte* data) { data_[static_cast<std::size_t>(id)] = data; }
+  // The tensor's first elements in memory.
+  void set_all(ir::TensorId id, const std::vector<double>& values) {
+    for (std::size_t i = 0; i < values.size(); ++i)
+      set(id, static_cast<std::int64_t>(i), values[i]);
+  }
   const std::vector<std::byte>& bytes(ir::TensorId id) const {
     return memory_[static_cast<std::size_t>(id)];
   }
@@ -143,14 +175,19 @@ class Execution {
     return result;
   }
 
-  // The workspace is exactly as large as the plan says, at an odd address, between canaries.
   void run() {
+    const Status status = try_run();
+    EXPECT_TRUE(status.ok()) << status.error().message;
+  }
+
+  // The workspace is exactly as large as the plan says, at an odd address, between canaries.
+  Status try_run() {
     const auto bytes = static_cast<std::size_t>(plan().workspace_bytes);
     std::vector<std::byte> workspace(bytes + 2, std::byte{0x5a});
-    const Status status = engine_->execute(*loaded_, bindings(), workspace.data() + 1, nullptr);
-    EXPECT_TRUE(status.ok()) << status.error().message;
+    Status status = engine_->execute(*loaded_, bindings(), workspace.data() + 1, nullptr);
     EXPECT_EQ(workspace.front(), std::byte{0x5a});
     EXPECT_EQ(workspace.back(), std::byte{0x5a});
+    return status;
   }
 
  private:
@@ -158,6 +195,7 @@ class Execution {
   std::shared_ptr<Engine> engine_;
   std::shared_ptr<Loaded> loaded_;
   std::vector<std::vector<std::byte>> memory_;
+  std::vector<std::byte*> data_;  // memory_, or what was bound instead
 };
 
 }  // namespace lawson::cpu

@@ -161,7 +161,21 @@ ir::Graph mixed_graph() {
   const auto k = g.input("k", DType::f32, {2, 2, 170, 24});
   const auto o = g.ops(ir::Attention{}, {q, k, k}, 2);
   const auto d = g.ops(ir::AttentionBackward{}, backward_operands({q, k, k}, q, q, o[1]), 3);
-  return g.finish({c, r, e, o[0], d[0], d[1], d[2]});
+  ir::AttentionRule rule;
+  rule.dropout = 0.25;
+  auto in = operands(
+      {{ir::AttentionSlots::q, q}, {ir::AttentionSlots::k, k}, {ir::AttentionSlots::v, k}});
+  in[ir::AttentionSlots::bias] = g.input("bias", DType::f32, {1, 4, 1, 170});
+  in[ir::AttentionSlots::mask] =
+      g.op(ir::Compare{ir::CompareKind::gt}, {g.input("left", DType::f32, {1, 1, 200, 170}),
+                                              g.input("right", DType::f32, {1, 1, 200, 170})});
+  in[ir::AttentionSlots::seed] = g.input("seed", DType::i64, {1, 1, 1, 1});
+  in[ir::AttentionSlots::offset] = g.input("offset", DType::i64, {1, 1, 1, 1});
+  const auto masked = g.results(ir::Attention{rule}, in, {true, true, true, true});
+  const auto gradients =
+      g.ops(ir::AttentionBackward{rule}, backward_operands(in, masked[0], q, masked[1]), 4);
+  return g.finish({c, r, e, o[0], d[0], d[1], d[2], masked[0], masked[2], masked[3], gradients[0],
+                   gradients[1], gradients[2], gradients[3]});
 }
 
 TEST(Pool, ResultsDoNotDependOnTheNumberOfThreads) {
