@@ -4,12 +4,13 @@
 #include <array>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <map>
-#include <numbers>
-#include <numeric>
+#include <utility>
 
-#include "base/philox.h"
 #include "ir/attention.h"
+#include "plan/input_sequences.h"
+#include "plan/input_stream.h"
 
 namespace lawson::plan {
 namespace {
@@ -23,79 +24,57 @@ std::byte poison_of(DType dtype) {
   return has_nan ? std::byte{0xFF} : std::byte{0xA5};
 }
 
-// FNV-1a: a stream per tensor name.
-std::uint64_t stream_of(std::string_view name) {
-  std::uint64_t hash = 0xcbf29ce484222325ULL;
-  for (const char c : name) {
-    hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3ULL;
-  }
-  return hash;
-}
+constexpr std::array<std::pair<InputStyle, std::string_view>, 7> kStyles{
+    {{InputStyle::normal, "normal"},
+     {InputStyle::large_logits, "large_logits"},
+     {InputStyle::one_hot, "one_hot"},
+     {InputStyle::denormal, "denormal"},
+     {InputStyle::masked_rows, "masked_rows"},
+     {InputStyle::low_mask, "low_mask"},
+     {InputStyle::poisoned, "poisoned"}}};
 
-class Stream {
- public:
-  Stream(std::uint64_t seed, std::string_view name) : seed_{seed}, stream_{stream_of(name)} {}
-
-  std::array<std::uint32_t, 4> bits(std::uint64_t index) const {
-    return philox({low(index), high(index), low(stream_), high(stream_)},
-                  {low(seed_), high(seed_)});
-  }
-
-  // Box-Muller, cut to multiples of 2^-20 so that libm's last bit does not show, then filled up
-  // with random low bits so that float types have full significands.
-  double normal(std::uint64_t index) const {
-    const auto x = bits(index);
-    const double u = (static_cast<double>(x[0]) + 0.5) * 0x1p-32;
-    const double angle = static_cast<double>(x[1]) * 0x1p-32 * 2 * std::numbers::pi;
-    const double n = std::sqrt(-2 * std::log(u)) * std::cos(angle);
-    return std::nearbyint(n * 0x1p20) * 0x1p-20 + static_cast<double>(x[2] >> 2) * 0x1p-50;
-  }
-
-  std::int64_t integer(std::uint64_t index, std::int64_t low_bound, std::int64_t high_bound) const {
-    const auto x = bits(index);
-    const std::uint64_t range = static_cast<std::uint64_t>(high_bound - low_bound) + 1;
-    const std::uint64_t word = (std::uint64_t{x[0]} << 32) | x[1];
-    return low_bound + static_cast<std::int64_t>(range == 0 ? word : word % range);
-  }
-
- private:
-  static std::uint32_t low(std::uint64_t x) { return static_cast<std::uint32_t>(x); }
-  static std::uint32_t high(std::uint64_t x) { return static_cast<std::uint32_t>(x >> 32); }
-  std::uint64_t seed_;
-  std::uint64_t stream_;
-};
+// What a row of a ragged batch holds that no sequence has: should be read by nobody, and shows.
+constexpr double kStray = 1000;
 
 // What a tensor is to an attention node, for the styles.
-enum class Role { other, query, key };
+enum class Role { other, query, key, mask };
 
 struct AttentionUse {
   Role role = Role::other;
   double scale = 1;
 };
 
-// Q and K operands that are inputs, with the scale that their product gets.
+// Operands of attention that are inputs, with the scale that the product of Q and K gets.
 std::map<ir::TensorId, AttentionUse> attention_uses(const ir::Graph& graph) {
+  using Slot = ir::AttentionSlots;
   std::map<ir::TensorId, AttentionUse> uses;
-  const auto note = [&](const ir::Node& node, std::size_t q, std::size_t k, std::size_t scale) {
+  for (const ir::Node& node : graph.nodes) {
+    if (ir::attention_rule(node.op) == nullptr) continue;
     double factor = 1;
-    if (node.inputs[scale] != ir::kNone) {
-      const auto& values = graph.tensor(node.inputs[scale]).values;
+    if (node.inputs[Slot::scale] != ir::kNone) {
+      const auto& values = graph.tensor(node.inputs[Slot::scale]).values;
       if (!values.empty()) factor = values[0];
     }
-    uses[node.inputs[q]] = {Role::query, factor};
-    uses[node.inputs[k]] = {Role::key, factor};
-  };
+    uses[node.inputs[Slot::q]] = {Role::query, factor};
+    uses[node.inputs[Slot::k]] = {Role::key, factor};
+    uses[node.inputs[Slot::mask]] = {Role::mask, 1};
+  }
   for (const ir::Node& node : graph.nodes) {
-    if (std::holds_alternative<ir::Attention>(node.op)) {
-      note(node, ir::Attention::q, ir::Attention::k, ir::Attention::scale);
-    } else if (std::holds_alternative<ir::AttentionBackward>(node.op)) {
-      note(node, ir::AttentionBackward::q, ir::AttentionBackward::k, ir::AttentionBackward::scale);
-    }
+    if (!std::holds_alternative<ir::CacheAppend>(node.op)) continue;
+    const auto use = uses.find(node.outputs[0]);
+    if (use == uses.end()) continue;
+    const AttentionUse same = use->second;
+    uses[node.inputs[ir::CacheAppend::cache]] = uses[node.inputs[ir::CacheAppend::fresh]] = same;
   }
   return uses;
 }
 
-double float_value(const ir::Tensor& tensor, const Stream& stream, InputStyle style,
+// Does masked_rows hide the score at this index of a mask?
+bool hides(const InputStream& stream, const Dims& index, std::uint64_t position) {
+  return (index[0] + index[1] + index[2]) % 3 == 2 || stream.integer(position, 0, 9) < 3;
+}
+
+double float_value(const ir::Tensor& tensor, const InputStream& stream, InputStyle style,
                    const AttentionUse& use, const Dims& index, std::uint64_t position) {
   const double n = stream.normal(position);
   if (tensor.dtype == DType::f8e8m0) return std::exp2(static_cast<double>(position * 7 % 5) - 2);
@@ -105,7 +84,7 @@ double float_value(const ir::Tensor& tensor, const Stream& stream, InputStyle st
     case InputStyle::normal:
       return n;
     case InputStyle::large_logits: {
-      if (use.role == Role::other) return n;
+      if (use.role != Role::query && use.role != Role::key) return n;
       // q = +-g w + noise, k = g w + noise with w of alternating signs: q.k scale = +-200.
       const double g = std::sqrt(200 / (static_cast<double>(width) * scale));
       const double sign = index.back() % 2 == 0 ? 1 : -1;
@@ -115,7 +94,7 @@ double float_value(const ir::Tensor& tensor, const Stream& stream, InputStyle st
     case InputStyle::one_hot: {
       if (tensor.shape.size() < 2) return n;
       const std::uint64_t row = position / static_cast<std::uint64_t>(width);
-      if (use.role == Role::other) {
+      if (use.role != Role::query && use.role != Role::key) {
         return stream.integer(row, 0, width - 1) == index.back() ? 1 + std::fabs(n) : 0;
       }
       // Row i of q meets rows i, i + d, ... of k.
@@ -123,15 +102,30 @@ double float_value(const ir::Tensor& tensor, const Stream& stream, InputStyle st
     }
     case InputStyle::denormal:
       return n * 16 * smallest_subnormal(tensor.dtype);
+    case InputStyle::masked_rows:
+      if (use.role != Role::mask || !hides(stream, index, position)) return n;
+      return -std::numeric_limits<double>::infinity();
+    case InputStyle::low_mask: {
+      if (use.role != Role::mask) return n;
+      constexpr std::array<double, 4> kShifts{-200, -95, -80, 0};
+      return kShifts[static_cast<std::size_t>((index[0] + index[1] + index[2]) % 4)] + n;
+    }
+    case InputStyle::poisoned:
+      return n;
   }
   return n;
 }
 
-double element_value(const ir::Tensor& tensor, const Stream& stream, InputStyle style,
+double element_value(const ir::Tensor& tensor, const InputStream& stream, InputStyle style,
                      const AttentionUse& use, const Dims& index, std::uint64_t position) {
   if (!tensor.values.empty()) return tensor.values[static_cast<std::size_t>(position)];
   if (tensor.by_value) return 1;
-  if (tensor.dtype == DType::boolean) return static_cast<double>(stream.integer(position, 0, 1));
+  if (tensor.dtype == DType::boolean) {
+    if (style == InputStyle::masked_rows && use.role == Role::mask) {
+      return hides(stream, index, position) ? 0 : 1;
+    }
+    return static_cast<double>(stream.integer(position, 0, 1));
+  }
   if (is_float(tensor.dtype)) return float_value(tensor, stream, style, use, index, position);
   std::pair<std::int64_t, std::int64_t> domain{-8, 7};
   if (tensor.dtype == DType::u8) domain = {0, 15};
@@ -139,13 +133,26 @@ double element_value(const ir::Tensor& tensor, const Stream& stream, InputStyle 
   return static_cast<double>(stream.integer(position, domain.first, domain.second));
 }
 
-void fill(const Buffer& buffer, const ir::Tensor& tensor, const Stream& stream, InputStyle style,
-          const AttentionUse& use) {
+void fill(const Buffer& buffer, const ir::Tensor& tensor, const InputStream& stream,
+          InputStyle style, const AttentionUse& use, const TokenRows* tokens) {
   if (element_count(tensor.shape).value_or(0) == 0) return;
+  if (!tensor.values.empty()) tokens = nullptr;
   Dims index(tensor.shape.size(), 0);
   std::uint64_t position = 0;
   do {
-    store_element(buffer.data(), tensor.dtype, offset_of(index, tensor.strides),
+    const std::int64_t offset = offset_of(index, tensor.strides);
+    if (tokens != nullptr && !tokens->holds(index[0], index[2])) {
+      if (style == InputStyle::poisoned) {
+        ++position;
+        continue;
+      }
+      if (tokens->bucket) {
+        store_element(buffer.data(), tensor.dtype, offset, kStray);
+        ++position;
+        continue;
+      }
+    }
+    store_element(buffer.data(), tensor.dtype, offset,
                   element_value(tensor, stream, style, use, index, position));
     ++position;
   } while (next_index(index, tensor.shape));
@@ -167,106 +174,6 @@ Status execute_on(Engine& engine, const ir::Graph& graph, std::span<const Bindin
   LAWSON_TRY(auto loaded, engine.load(plan, device));
   return engine.execute(*loaded, bindings, nullptr, nullptr);
 }
-
-// Cumulative lengths, their padded form and page tables that no values were given for: they have
-// to fit the tensors.
-class LengthFiller {
- public:
-  using Slot = ir::AttentionSlots;
-  LengthFiller(const ir::Graph& graph, const ir::Node& node, std::uint64_t seed,
-               std::vector<Buffer>& buffers)
-      : graph_{graph}, node_{node}, seed_{seed}, buffers_{buffers} {}
-
-  void run() {
-    const auto sizes = ir::attention_geometry(graph_, node_);
-    sequences_ = sizes->batch;
-    if (const ir::Tensor* tensor = input(Slot::sequences); tensor && !tensor->values.empty()) {
-      sequences_ =
-          std::clamp(static_cast<std::int64_t>(tensor->values[0]), std::int64_t{0}, sizes->batch);
-    }
-    fill_side(Slot::cu_seqlens_q, Slot::cu_seqlens_q_padded, Slot::q, sizes->rows);
-    fill_side(Slot::cu_seqlens_kv, Slot::cu_seqlens_kv_padded, Slot::k, sizes->columns);
-    fill_pages(Slot::page_table_k, Slot::k);
-    fill_pages(Slot::page_table_v, Slot::v);
-  }
-
- private:
-  const ir::Tensor* input(Slot::Shared slot) const {
-    const ir::TensorId id = node_.inputs[slot];
-    return id != ir::kNone && graph_.is_input(id) ? &graph_.tensor(id) : nullptr;
-  }
-
-  void store(Slot::Shared slot, std::int64_t index, std::int64_t value) {
-    const ir::Tensor& tensor = *input(slot);
-    const auto at = static_cast<std::size_t>(node_.inputs[slot]);
-    Dims position = tensor.shape;
-    position[2] = tensor.shape[2] == 0 ? 0 : index % tensor.shape[2];
-    position[0] = tensor.shape[2] == 0 ? index : index / tensor.shape[2];
-    position[1] = position[3] = 0;
-    store_element(buffers_[at].data(), tensor.dtype, offset_of(position, tensor.strides),
-                  static_cast<double>(value));
-  }
-
-  void fill_side(Slot::Shared valid, Slot::Shared padded, Slot::Shared data, std::int64_t longest) {
-    const ir::Tensor* lengths = input(valid);
-    if (lengths == nullptr || sequences_ == 0) return zero(valid, padded);
-    const std::int64_t tokens = graph_.tensor(node_.inputs[data]).shape[2];
-    const Stream stream(seed_, lengths->name);
-    const Stream gaps(seed_, lengths->name + ".gap");
-    std::int64_t end = 0;         // of the valid tokens
-    std::int64_t padded_end = 0;  // in memory
-    for (std::int64_t n = 0; n <= lengths->shape[0] - 1; ++n) {
-      if (lengths->values.empty()) store(valid, n, end);
-      const bool gapped = input(padded) != nullptr;
-      if (gapped && input(padded)->values.empty()) store(padded, n, padded_end);
-      if (n >= sequences_) continue;
-      const auto at = static_cast<std::uint64_t>(n);
-      // What is left, shared evenly, so that everything fits.
-      const std::int64_t share = (tokens - std::max(end, padded_end)) / (sequences_ - n);
-      std::int64_t length = stream.integer(at, 0, std::min(longest, share));
-      if (!lengths->values.empty()) {
-        length = static_cast<std::int64_t>(lengths->values[static_cast<std::size_t>(n) + 1]) -
-                 static_cast<std::int64_t>(lengths->values[static_cast<std::size_t>(n)]);
-      }
-      end += length;
-      const std::int64_t room = std::clamp<std::int64_t>(share - length, 0, 16);
-      padded_end += length + (gapped ? gaps.integer(at, 0, room) : 0);
-    }
-  }
-
-  void zero(Slot::Shared valid, Slot::Shared padded) {
-    for (const auto slot : {valid, padded}) {
-      const ir::Tensor* tensor = input(slot);
-      if (tensor == nullptr || !tensor->values.empty()) continue;
-      for (std::int64_t n = 0; n < tensor->shape[0]; ++n) store(slot, n, 0);
-    }
-  }
-
-  // Every entry its own page while there are enough.
-  void fill_pages(Slot::Shared slot, Slot::Shared cache) {
-    const ir::Tensor* table = input(slot);
-    if (table == nullptr || !table->values.empty()) return;
-    const std::int64_t pages = graph_.tensor(node_.inputs[cache]).shape[0];
-    if (pages == 0) return;
-    std::vector<std::int64_t> order(static_cast<std::size_t>(pages));
-    std::iota(order.begin(), order.end(), std::int64_t{0});
-    const Stream stream(seed_, table->name);
-    for (std::size_t i = order.size() - 1; i > 0; --i) {
-      const std::int64_t j = stream.integer(i, 0, static_cast<std::int64_t>(i));
-      std::swap(order[i], order[static_cast<std::size_t>(j)]);
-    }
-    const std::int64_t entries = table->shape[0] * table->shape[2];
-    for (std::int64_t e = 0; e < entries; ++e) {
-      store(slot, e, order[static_cast<std::size_t>(e % pages)]);
-    }
-  }
-
-  const ir::Graph& graph_;
-  const ir::Node& node_;
-  std::uint64_t seed_;
-  std::vector<Buffer>& buffers_;
-  std::int64_t sequences_ = 0;
-};
 
 // Fills the o and stats inputs of one backward node with what its forward returns.
 Status fill_forward_results(const ir::Graph& graph, const ir::Node& node, Engine& reference,
@@ -337,17 +244,14 @@ bool Buffer::guards_intact() const {
 }
 
 std::string_view to_string(InputStyle style) {
-  switch (style) {
-    case InputStyle::normal:
-      return "normal";
-    case InputStyle::large_logits:
-      return "large_logits";
-    case InputStyle::one_hot:
-      return "one_hot";
-    case InputStyle::denormal:
-      return "denormal";
+  return kStyles[static_cast<std::size_t>(style)].second;
+}
+
+std::optional<InputStyle> input_style_from_string(std::string_view word) {
+  for (const auto& [style, name] : kStyles) {
+    if (name == word) return style;
   }
-  return "normal";
+  return std::nullopt;
 }
 
 Result<std::vector<Buffer>> make_inputs(const ir::Graph& graph, std::uint64_t seed,
@@ -361,14 +265,25 @@ Result<std::vector<Buffer>> make_inputs(const ir::Graph& graph, std::uint64_t se
       return invalid("input '{}' has {} values for {} elements", tensor.name, tensor.values.size(),
                      count);
     }
-    const auto use = uses.find(id);
     buffers.emplace_back(tensor, id);
-    fill(buffers.back(), tensor, Stream(seed, tensor.name), style,
-         use == uses.end() ? AttentionUse{} : use->second);
   }
+  const auto fill_all = [&](bool floats, const std::map<ir::TensorId, TokenRows>& rows) {
+    for (ir::TensorId id = 0; id < graph.input_count; ++id) {
+      const ir::Tensor& tensor = graph.tensor(id);
+      if (is_float(tensor.dtype) != floats) continue;
+      const auto use = uses.find(id);
+      const auto tokens = rows.find(id);
+      fill(buffers[static_cast<std::size_t>(id)], tensor, InputStream(seed, tensor.name), style,
+           use == uses.end() ? AttentionUse{} : use->second,
+           tokens == rows.end() ? nullptr : &tokens->second);
+    }
+  };
+  // Lengths first: they say which rows of the others there are.
+  fill_all(false, {});
   for (const ir::Node& node : graph.nodes) {
-    if (ir::attention_rule(node.op) != nullptr) LengthFiller(graph, node, seed, buffers).run();
+    if (ir::attention_rule(node.op) != nullptr) fill_lengths(graph, node, seed, buffers);
   }
+  fill_all(true, token_rows(graph, buffers));
   for (const ir::Node& node : graph.nodes) {
     if (std::holds_alternative<ir::AttentionBackward>(node.op)) {
       LAWSON_CHECK(fill_forward_results(graph, node, reference, buffers));

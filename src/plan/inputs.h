@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <string_view>
 #include <vector>
@@ -42,11 +43,18 @@ enum class InputStyle {
   one_hot,       // q and k such that a row's softmax is (nearly) one-hot; other rank-2+ floats: one
                  // nonzero per row
   denormal,      // floats of the size of their type's subnormal numbers
+  masked_rows,   // the mask of an attention hides every third row, and 30% of the others' keys:
+                // false, or -infinity where it is added
+  low_mask,  // a mask that is added lowers the rows' log-sum-exp by 200, 95, 80 and 0 in turn
+  poisoned,  // NaN in what no sequence of an attention has: behind its length, between it and the
+             // next, in pages that it does not fill
 };
 std::string_view to_string(InputStyle style);
+std::optional<InputStyle> input_style_from_string(std::string_view word);
 
-// One buffer per input. Tensors with `values` get those. The o and stats operands of an attention
-// backward are computed with the reference engine from the other operands, as a forward would.
+// One buffer per input. Tensors with `values` get those. Rows of a ragged batch that no sequence
+// has are 1000 (NaN where poisoned). The o and stats operands of an attention backward are computed
+// with the reference engine from the other operands, as a forward would.
 Result<std::vector<Buffer>> make_inputs(const ir::Graph& graph, std::uint64_t seed,
                                         Engine& reference, InputStyle style = InputStyle::normal);
 

@@ -13,7 +13,7 @@
 namespace lawson::cases {
 
 struct Case {
-  std::string name;        // "attention-17", "fusion-3", "edge-softcap"
+  std::string name;        // "pairs-3", "attention-1017", "fusion-3", "edge-softcap"
   Json spec;               // kind "attention" (pass forward or backward) or "graph"
   std::uint64_t seed = 1;  // of the input data
   plan::InputStyle style = plan::InputStyle::normal;
@@ -26,10 +26,24 @@ struct Case {
 // head dims that are multiples of 8), so that most cases are accepted by a GPU.
 enum class Profile { any, gpu };
 
+// First the rows of a covering array over all axes of attention (attention_axes.h), named
+// "pairs-N", as far as `count` goes; then random ones, named "attention-N".
 std::vector<Case> attention_cases(std::uint64_t seed, int count, Profile profile = Profile::any);
+
+struct AttentionCoverage {
+  std::size_t pairs = 0;                // of levels of two axes
+  std::size_t rows = 0;                 // that have every pair that is possible
+  std::vector<std::string> impossible;  // "heads gqa, layout bs3hd"
+};
+AttentionCoverage attention_coverage(std::uint64_t seed, Profile profile);
+
+// `count` of an attention list: its covering rows, and of the rest a draw by `seed`, in order.
+std::vector<Case> sampled(std::vector<Case> cases, std::size_t count, std::uint64_t seed);
+
 std::vector<Case> fusion_cases(std::uint64_t seed, int count, Profile profile = Profile::any);
-// The inputs and shapes that break kernels: large logits, one-hot rows, masked rows, subnormal
-// numbers, tile edges, odd head dims, huge strides, empty sequences (fixed; no seed).
+// The inputs and shapes that break kernels, reported defects among them (fixed; no seed): large
+// logits, one-hot rows, masked rows, subnormal numbers, tile edges, odd head dims, huge strides,
+// empty sequences, gaps between sequences, windows, broadcast biases.
 std::vector<Case> edge_cases();
 
 Result<ir::Graph> graph_of(const Case& item);

@@ -1,6 +1,7 @@
 // Generated inputs and the comparison with the oracle: a verification is worth what these catch.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <limits>
 
@@ -105,7 +106,8 @@ ir::Graph attention(bool backward, const char* dtype) {
                              dtype)
                : "",
       backward ? R"({"op": "attention_backward", "right": 0, "out": ["dq", "dk", "dv"],
-                     "in": ["q", "k", "v", "o", "do", "stats", "scale"]})"
+                     "in": {"q": "q", "k": "k", "v": "v", "scale": "scale", "o": "o",
+                            "do": "do", "stats": "stats"}})"
                : R"({"op": "attention", "right": 0, "in": ["q", "k", "v", "scale"],
                      "out": ["o", "stats"]})",
       backward ? R"("dq", "dk", "dv")" : R"("o", "stats")");
@@ -153,6 +155,60 @@ TEST(Inputs, StylesDoWhatTheySay) {
   const auto tiny = elements(graph, tiny_inputs[0]);
   for (const double x : tiny) EXPECT_LT(std::fabs(x), 0x1p-126);
   EXPECT_NE(tiny[0], 0);
+}
+
+// Two sequences of three and two tokens in memory for five and four, of twelve.
+ir::Graph ragged() {
+  return graph_from(R"({"lawson": 1, "kind": "graph",
+      "inputs": [{"name": "q", "dtype": "f32", "shape": [1, 1, 12, 8]},
+                 {"name": "k", "dtype": "f32", "shape": [1, 1, 12, 8]},
+                 {"name": "v", "dtype": "f32", "shape": [1, 1, 12, 8]},
+                 {"name": "mask", "dtype": "f32", "shape": [1, 1, 4, 4]},
+                 {"name": "cu", "dtype": "i32", "shape": [4, 1, 1, 1], "values": [0, 3, 5, 5]},
+                 {"name": "padded", "dtype": "i32", "shape": [4, 1, 1, 1], "values": [0, 5, 9, 9]},
+                 {"name": "count", "dtype": "i32", "shape": [1, 1, 1, 1], "by_value": true,
+                  "values": [2]}],
+      "ops": [{"op": "attention", "max_q": 4, "max_kv": 4, "out": ["o"],
+               "in": {"q": "q", "k": "k", "v": "v", "mask": "mask", "cu_seqlens_q": "cu",
+                      "cu_seqlens_kv": "cu", "cu_seqlens_q_padded": "padded",
+                      "cu_seqlens_kv_padded": "padded", "sequences": "count"}}],
+      "outputs": ["o"]})");
+}
+
+TEST(Inputs, RowsThatNoSequenceHas) {
+  const auto graph = ragged();
+  const std::vector<int> there{1, 1, 1, 0, 0, 1, 1, 0, 0, 0, 0, 0};
+  const auto normal = elements(graph, inputs_of(graph)[0]);
+  const auto poisoned = elements(graph, inputs_of(graph, 1, InputStyle::poisoned)[0]);
+  for (std::size_t row = 0; row < there.size(); ++row) {
+    for (std::size_t d = 0; d < 8; ++d) {
+      const std::size_t at = row * 8 + d;
+      EXPECT_EQ(std::isnan(poisoned[at]), there[row] == 0) << row;
+      EXPECT_EQ(normal[at] == 1000, there[row] == 0) << row;
+      if (there[row] != 0) {
+        EXPECT_EQ(normal[at], poisoned[at]);
+      }
+    }
+  }
+}
+
+TEST(Inputs, MasksThatHideAndMasksThatLower) {
+  const auto graph = ragged();
+  const auto hidden = elements(graph, inputs_of(graph, 1, InputStyle::masked_rows)[3]);
+  const auto lowered = elements(graph, inputs_of(graph, 1, InputStyle::low_mask)[3]);
+  const std::array<double, 4> shifts{-200, -95, -80, 0};
+  int partly = 0;
+  for (std::size_t i = 0; i < 16; ++i) {
+    const bool infinite = std::isinf(hidden[i]);
+    if (i / 4 == 2) {
+      EXPECT_TRUE(infinite) << i;
+    } else {
+      partly += infinite ? 1 : 0;
+    }
+    EXPECT_NEAR(lowered[i], shifts[i / 4], 6);
+  }
+  EXPECT_GT(partly, 0);
+  EXPECT_LT(partly, 12);
 }
 
 struct Sample {
