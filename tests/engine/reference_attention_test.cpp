@@ -396,6 +396,31 @@ TEST(ReferenceAttention, RowsThatAMaskHidesWhole) {
   }
 }
 
+TEST(ReferenceAttention, MasksAndBiasesBroadcastOverAnyAxes) {
+  // Two sequences, two heads, two rows, two columns with equal keys: what a row sees of each.
+  const auto seen = [](int slot, const Dims& shape, const std::vector<double>& values) {
+    const bool is_mask = slot == Slot::mask;
+    OpBench bench(ir::Attention{},
+                  {{Slot::q, DType::f64, {2, 2, 2, 1}, {}},
+                   {Slot::k, DType::f64, {2, 1, 2, 1}, {0, 0, 0, 0}},
+                   {Slot::v, DType::f64, {2, 1, 2, 2}, {1, 0, 0, 1, 1, 0, 0, 1}},
+                   {slot, is_mask ? DType::boolean : DType::f64, shape, values}},
+                  {"o"});
+    bench.execute();
+    return seen_tokens(bench);
+  };
+  for (const int slot : {int{Slot::mask}, int{Slot::bias}}) {
+    const double yes = slot == Slot::mask ? 1 : 0;
+    const double no = slot == Slot::mask ? 0 : -kInfinity;
+    EXPECT_EQ(seen(slot, {2, 1, 1, 1}, {yes, no}), "01 01 01 01 . . . .");
+    EXPECT_EQ(seen(slot, {1, 2, 1, 1}, {no, yes}), ". . 01 01 . . 01 01");
+    EXPECT_EQ(seen(slot, {1, 1, 2, 1}, {yes, no}), "01 . 01 . 01 . 01 .");
+    EXPECT_EQ(seen(slot, {1, 1, 1, 2}, {yes, no}), "0 0 0 0 0 0 0 0");
+    EXPECT_EQ(seen(slot, {2, 1, 1, 2}, {yes, no, no, yes}), "0 0 0 0 1 1 1 1");
+    EXPECT_EQ(seen(slot, {1, 2, 2, 2}, {yes, yes, yes, no, no, yes, no, no}), "01 0 1 . 01 0 1 .");
+  }
+}
+
 TEST(ReferenceAttention, MasksAndBiasesAddBehindTheCap) {
   ir::AttentionRule rule;
   rule.softcap = 2;

@@ -160,5 +160,81 @@ TEST(ReferenceBounds, WrongMaskBoundsAreCaught) {
   }
 }
 
+// Data or rule of one feature changed a little: what comes out must not pass for the right one.
+TEST(ReferenceBounds, WrongFeaturesAreCaught) {
+  struct Wrong {
+    const char* what;
+    Json fields;
+    std::function<void(Bench&, ir::AttentionRule&)> change;
+  };
+  const auto one_value = [](const char* name, auto change) {
+    return [=](Bench& bench, ir::AttentionRule&) {
+      auto values = bench.values(name);
+      change(values);
+      bench.set(name, values);
+    };
+  };
+  using Values = std::vector<double>;
+  const auto rule = [](auto change) { return [=](Bench&, ir::AttentionRule& of) { change(of); }; };
+  const Json thd{{"layout", "thd"}, {"seqlens_q", {40, 0, 24}}, {"seqlens_kv", {48, 8, 30}}};
+  const auto with = [](Json fields, const Json& more) {
+    fields.update(more);
+    return fields;
+  };
+  const std::vector<Wrong> list{
+      {"another offset", {{"dropout", 0.2}}, one_value("offset", [](Values& v) { v[0] += 1; })},
+      {"another probability",
+       {{"dropout", 0.2}, {"dropout_mask", true}},
+       rule([](ir::AttentionRule& r) { r.dropout = 0.22; })},
+      {"another dropout mask",
+       {{"dropout", 0.2}, {"dropout_mask", true}},
+       one_value("dropout_mask", [](Values& v) { v[5] = 1 - v[5]; })},
+      {"bias behind the scale", {{"bias", "pre_scale"}}, rule([](ir::AttentionRule& r) {
+         r.pre_scale_bias = false;
+       })},
+      {"another mask bit",
+       {{"attn_mask", {{"dtype", "bool"}}}},
+       one_value("mask", [](Values& v) { v[7] = 1 - v[7]; })},
+      {"another mask value",
+       {{"attn_mask", {{"dtype", "bf16"}}}},
+       one_value("mask", [](Values& v) { v[7] += 1; })},
+      {"another slope",
+       {{"bias", "alibi"}, {"alibi_slopes", true}},
+       one_value("slopes", [](Values& v) { v[1] *= 1.1; })},
+      {"a sequence one key shorter", thd, one_value("cu_seqlens_kv", [](Values& v) { v[1] -= 1; })},
+      {"a sequence one query later",
+       with(thd, {{"padded_offsets", true},
+                  {"seqlens_q_padded", {42, 0, 24}},
+                  {"seqlens_kv_padded", {48, 8, 30}}}),
+       one_value("cu_seqlens_q_padded", [](Values& v) { v[0] += 1; })},
+      {"rows aligned to the top", with(thd, {{"mask", "causal_bottom_right"}}),
+       rule([](ir::AttentionRule& r) { r.alignment = ir::Alignment::top_left; })},
+      {"pages swapped",
+       {{"paged", {{"page_size_k", 16}, {"page_size_v", 8}}}},
+       one_value("page_table_v", [](Values& v) { std::swap(v[0], v[1]); })},
+  };
+  for (const Wrong& wrong : list) {
+    for (const char* pass : {"forward", "backward"}) {
+      const bool backward = std::string{pass} == "backward";
+      if (backward && wrong.fields.contains("paged")) continue;
+      SCOPED_TRACE(fmt::format("{} {}", wrong.what, pass));
+      Json fields{{"dtype", "bf16"}, {"pass", pass},      {"batch", 3},      {"seqlen_q", 40},
+                  {"seqlen_kv", 48}, {"head_dim_qk", 32}, {"head_dim_v", 32}};
+      fields.update(wrong.fields);
+      Bench bench(attention_graph(fields), 5);
+      bench.execute();
+      EXPECT_TRUE(bench.compare(kBf16Storage).ok()) << bench.compare(kBf16Storage).text();
+      const auto expected = bench.oracle(kBf16Storage);
+      ir::Graph other = bench.graph;
+      std::visit(ir::Overloaded{[&](ir::Attention& a) { wrong.change(bench, a.rule); },
+                                [&](ir::AttentionBackward& a) { wrong.change(bench, a.rule); },
+                                [](auto&) {}},
+                 other.nodes[0].op);
+      bench.execute(other);
+      EXPECT_FALSE(plan::compare(bench.graph, bench.outputs, expected).ok());
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lawson
