@@ -40,6 +40,7 @@ class AttentionNeighbours {
     padded_lengths();
     equal_bias();
     repeated_heads();
+    other_splits();
     layout();
     demands();
     mask_and_window();
@@ -195,6 +196,17 @@ class AttentionNeighbours {
                 });
   }
 
+  void other_splits() {
+    if (!s_.context_parallel) return;
+    constexpr std::array kWords{"ring", "all_gather", "all_to_all"};
+    const char* own = kWords.at(static_cast<std::size_t>(s_.context_parallel->strategy));
+    for (const char* other : kWords) {
+      if (other == own) continue;
+      list_.exact("context_parallel", fmt::format("context_parallel {} -> {}", own, other),
+                  [other](Json& d) { d["context_parallel"]["strategy"] = other; });
+    }
+  }
+
   void layout() {
     if (!s_.strides.empty()) {
       list_.exact("strides", "strides as the layout says (strided tensors copied before)",
@@ -308,14 +320,14 @@ class AttentionNeighbours {
     if (s_.cuda_graph) {
       list_.add("cuda_graph", "cuda_graph true -> false", [](Json& d) { d["cuda_graph"] = false; });
     }
-    for (const auto& [field, set] : {std::pair{"paged", s_.paged.has_value()},
-                                     std::pair{"append", s_.append > 0},
-                                     std::pair{"attn_mask", s_.attn_mask.has_value()},
-                                     std::pair{"alibi_slopes", s_.alibi_slopes},
-                                     std::pair{"return_max_logit", s_.return_max_logit},
-                                     std::pair{"return_dropout_mask", s_.return_dropout_mask},
-                                     std::pair{"context_parallel", s_.context_parallel.has_value()},
-                                     std::pair{"fp8", s_.fp8 != Fp8Recipe::none}}) {
+    for (const auto& [field, set] :
+         {std::pair{"paged", s_.paged.has_value()}, std::pair{"append", s_.append > 0},
+          std::pair{"attn_mask", s_.attn_mask.has_value()},
+          std::pair{"alibi_slopes", s_.alibi_slopes},
+          std::pair{"return_max_logit", s_.return_max_logit},
+          std::pair{"return_dropout_mask", s_.return_dropout_mask},
+          std::pair{"context_parallel", s_.context_parallel.has_value()},
+          std::pair{"fp8", s_.fp8 != Fp8Recipe::none}}) {
       if (!set) continue;
       list_.add(field, fmt::format("without {}", field),
                 [name = std::string{field}](Json& d) { d.erase(name); });

@@ -228,9 +228,8 @@ TEST(ContextParallel, LengthsHaveToBeDivisible) {
   EXPECT_EQ(fields(spec, ring), (Fields{"seqlen_q", "seqlen_kv"}));
   EXPECT_EQ(fields(spec, all_gather), (Fields{"seqlen_q", "seqlen_kv"}));
   EXPECT_EQ(fields(spec, all_to_all), Fields{});
-  EXPECT_EQ(
-      refused(spec, ring)["seqlen_q"],
-      "seqlen_q = 4100: has to be a multiple of 8 for 4 ranks under ring context parallelism");
+  EXPECT_EQ(refused(spec, ring)["seqlen_q"],
+            "seqlen_q = 4100: ring context parallelism over 4 ranks needs a multiple of 8");
   spec.mask = "none";
   EXPECT_EQ(fields(spec, ring), Fields{});
   spec.seqlen_q = 4098;
