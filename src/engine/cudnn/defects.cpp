@@ -156,6 +156,15 @@ constexpr std::array kRows{
         [](const Question& q) {
           return q.attention != nullptr && bias_repeats(q, 2) && bias_repeats(q, 3);
         }},
+    // fmt's "argument not found" comes out of cudnnBackendFinalize as a C++ exception.
+    Row{0, kOpen, "dropout-mask-forward", "measured with cuDNN 9.19.0, docs/cudnn-notes.md",
+        "dropout_mask", Remedy::bar,
+        "cuDNN's heuristics fail on a forward with a dropout mask of the caller's; a seed and an "
+        "offset are taken",
+        [](const Question& q) {
+          return q.attention != nullptr && !q.attention->backward &&
+                 q.attention->node->inputs[ir::AttentionSlots::dropout_mask] != ir::kNone;
+        }},
     Row{0, kOpen, "pointwise-repeated-vector", kMeasured, "shape", Remedy::bar,
         "cuDNN accepts a fusion without a matmul that repeats an operand with at most one dim "
         "above "

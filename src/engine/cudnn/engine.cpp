@@ -111,7 +111,6 @@ class CudnnEngine : public Engine {
                         const Options& options) override {
     LAWSON_TRY(const Libraries* found, libraries());
     Verdict verdict = blank_verdict(graph, device, options, *found);
-    LAWSON_TRY(Judgement judgement, judge(graph, device, options, verdict.key, *found));
     if (const auto defect = known_defect(graph, device, found->cudnn_version)) {
       verdict.defect = fmt::format("{}: {} ({})", defect->id, defect->message, defect->source);
       if (defect->barred) {
@@ -121,6 +120,7 @@ class CudnnEngine : public Engine {
         return verdict;
       }
     }
+    LAWSON_TRY(Judgement judgement, judge(graph, device, options, verdict.key, *found));
     verdict.decision = judgement.decision;
     verdict.reasons = std::move(judgement.reasons);
     if (judgement.decision != Decision::supported) return verdict;
@@ -385,8 +385,9 @@ class CudnnEngine : public Engine {
       std::optional<Judgement> refusal;
       const Repairs repairs = repairs_for(graph, device, found.cudnn_version);
       for (const Variant variant : kVariants) {
-        LAWSON_TRY(auto attempt,
-                   attempt_attention(graph, *facts, repairs, variant, device, options, found));
+        const RewriteOptions rewrite{variant, repairs, options.deterministic,
+                                     needs_dense_stats(device)};
+        LAWSON_TRY(auto attempt, attempt_attention(graph, *facts, rewrite, device, options, found));
         if (attempt.judgement && !refusal) refusal = std::move(*attempt.judgement);
         lowered = std::move(attempt.lowered);
         if (lowered) break;
@@ -429,9 +430,9 @@ class CudnnEngine : public Engine {
   }
 
   Result<Attempt> attempt_attention(const ir::Graph& graph, const AttentionFacts& facts,
-                                    const Repairs& repairs, Variant variant, const Device& device,
+                                    const RewriteOptions& rewrite, const Device& device,
                                     const Options& options, const Libraries& found) {
-    auto native = rewrite_attention(graph, facts, repairs, options.deterministic, variant);
+    auto native = rewrite_attention(graph, facts, rewrite);
     if (!native.ok()) {
       if (native.error().kind != ErrorKind::unsupported) return std::move(native).error();
       return against(native.error().reasons);
@@ -466,6 +467,11 @@ class CudnnEngine : public Engine {
     }
     if (fault != Fault::undecided) return to_error(*failure, fault, device);
     return against(explain_undecided(*failure, graph, device), Decision::undecided);
+  }
+
+  // cudnn-frontend 1.32 on 8.x and 12.x: "Packed/ragged LSE is not supported for bprop thd".
+  static bool needs_dense_stats(const Device& device) {
+    return device.compute_capability / 100 == 8 || device.compute_capability / 100 == 12;
   }
 
   // Every result is empty: a batch of 0, no queries.

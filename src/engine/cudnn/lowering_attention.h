@@ -150,7 +150,9 @@ class AttentionLowering {
       attributes.set_dropout(input(N::dropout_mask), input(N::dropout_scale));
     }
     if (has(N::dropped)) attributes.set_rng_dump(new_output(N::dropped));
-    if (has(N::max_logit)) attributes.set_logit_max(new_output(N::max_logit));
+    if (has(N::max_logit)) {
+      attributes.set_logit_max(new_output(N::max_logit)).set_score_sum_exp(new_output(N::sum_exp));
+    }
     const auto [o, stats] = target_.sdpa(q, k, v, attributes);
     output(o, N::o);
     if (has(N::stats)) output(stats, N::stats);

@@ -46,6 +46,7 @@ struct NativeAttention {
     dropout_scale,
     dropout_scale_inverse,
     max_logit,
+    sum_exp,
     dropped,
     dq,
     dk,
@@ -88,10 +89,16 @@ enum class Variant {
 inline constexpr std::array kVariants{Variant::direct, Variant::shifted_bounds,
                                       Variant::bounds_as_bias};
 
+struct RewriteOptions {
+  Variant variant = Variant::direct;
+  Repairs repairs;
+  bool deterministic = false;
+  bool dense_stats = false;  // ragged log-sum-exps do not go into the backward as they are
+};
+
 // nullopt: the variant changes nothing that an earlier one left.
 Result<std::optional<NativeAttention>> rewrite_attention(const ir::Graph& graph,
                                                          const AttentionFacts& facts,
-                                                         const Repairs& repairs, bool deterministic,
-                                                         Variant variant);
+                                                         const RewriteOptions& options);
 
 }  // namespace lawson::cudnn

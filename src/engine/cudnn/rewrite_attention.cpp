@@ -17,11 +17,14 @@ constexpr std::int64_t kMost32 = std::int64_t{1} << 31;
 
 class Rewriter {
  public:
-  Rewriter(const ir::Graph& graph, const AttentionFacts& facts, const Repairs& repairs,
-           bool deterministic, Variant variant)
-      : graph_{graph}, facts_{facts}, rule_{*facts.rule}, repairs_{repairs}, variant_{variant} {
+  Rewriter(const ir::Graph& graph, const AttentionFacts& facts, const RewriteOptions& options)
+      : graph_{graph},
+        facts_{facts},
+        rule_{*facts.rule},
+        options_{options},
+        repairs_{options.repairs} {
     n_.backward = facts.backward;
-    n_.deterministic = deterministic || facts.deterministic;
+    n_.deterministic = options.deterministic || facts.deterministic;
     n_.io = facts.dtype;
     n_.batch = facts.batch;
     n_.heads = facts.heads;
@@ -163,7 +166,7 @@ class Rewriter {
     if (!facts_.has_lengths() && (offset == 0 || (!bounded && !rule_.alibi))) {
       n_.alignment = ir::Alignment::top_left;
     }
-    switch (variant_) {
+    switch (options_.variant) {
       case Variant::direct:
         return true;
       case Variant::shifted_bounds: {
@@ -319,7 +322,7 @@ class Rewriter {
     if (facts_.backward) {
       take(N::o, B::o);
       take(N::dout, B::dout);
-      take(N::stats, B::stats);
+      if (!(facts_.ragged_q && options_.dense_stats)) take(N::stats, B::stats);
       give(N::dq, B::dq);
       give(N::dk, B::dk);
       give(N::dv, B::dv);
@@ -328,8 +331,9 @@ class Rewriter {
       give(N::o, F::o);
       give(N::stats, F::stats);
       give(N::max_logit, F::max_logit);
+      if (n_.tensors[N::max_logit]) largest_and_sum();
     }
-    for (const auto role : {N::q, N::o, N::dout, N::stats, N::max_logit, N::dq}) {
+    for (const auto role : {N::q, N::o, N::dout, N::stats, N::max_logit, N::sum_exp, N::dq}) {
       if (facts_.ragged_q && n_.tensors[role]) make_ragged(*n_.tensors[role], q_side_);
     }
     for (const auto role : {N::k, N::v, N::dk, N::dv}) {
@@ -346,6 +350,35 @@ class Rewriter {
         note("off_by_one_as_zero_sink");
         break;
     }
+  }
+
+  // cuDNN gives the log-sum-exp, or what it is made of: the largest score and the sum.
+  void largest_and_sum() {
+    const ir::Tensor& largest = *result(F::max_logit);
+    NativeTensor sum = own("sum_exp", DType::f32, largest.shape);
+    sum.strides = largest.strides;
+    n_.supplies.own.back().bytes = extent_bytes(largest);
+    const ir::Tensor* stats = result(F::stats);
+    if (stats != nullptr) {
+      steps::StatsOfRows step;
+      step.batch = facts_.batch;
+      step.heads = facts_.heads;
+      step.rows = facts_.s_q;
+      step.sequences = scalar_input(Slot::sequences);
+      step.packing = packing_q();
+      step.stats = row_operand(largest, result_uid(F::max_logit));
+      step.sum_exp = row_operand(largest, sum.uid);
+      step.out = row_operand(*stats, result_uid(F::stats));
+      n_.supplies.after.emplace_back(std::move(step));
+      n_.tensors[N::stats].reset();
+      note("stats_of_max_and_sum");
+    }
+    n_.tensors[N::sum_exp] = sum;
+  }
+
+  static std::int64_t extent_bytes(const ir::Tensor& tensor) {
+    return static_cast<std::int64_t>(
+        byte_size(tensor.dtype, storage_extent(tensor.shape, tensor.strides).value_or(0)));
   }
 
   // ---- bias and masks ------------------------------------------------------------------------
@@ -382,9 +415,13 @@ class Rewriter {
     const bool expanded = bias != nullptr && repairs_.expand_bias;
     const bool made = alibi || hide_unseen_ || expanded || rule_.pre_scale_bias ||
                       (mask != nullptr && (bias != nullptr || mask->dtype == DType::boolean));
+    const bool wants_gradient = facts_.backward && result(B::dbias) != nullptr;
     if (!made) {
       take(N::bias, bias != nullptr ? Slot::bias : Slot::mask);
-      if (facts_.backward) give(N::dbias, B::dbias);
+      if (!wants_gradient) return;
+      give(N::dbias, B::dbias);
+      // cuDNN writes the bias's gradient in the type of the values.
+      if (result(B::dbias)->dtype != facts_.dtype) reduce_gradient(*n_.tensors[N::bias]);
       return;
     }
     const bool lengths_matter = (hide_unseen_ || alibi) && facts_.has_lengths() &&
@@ -412,7 +449,7 @@ class Rewriter {
     if (rule_.pre_scale_bias) note("pre_scale_bias_folded");
     if (mask != nullptr) note(mask->dtype == DType::boolean ? "bool_mask_as_bias" : "mask_as_bias");
     if (expanded) note("bias_expanded");
-    if (facts_.backward && result(B::dbias) != nullptr) reduce_gradient(made_bias);
+    if (wants_gradient) reduce_gradient(made_bias);
   }
 
   // The type in which what is added is exact, or f32.
@@ -424,8 +461,10 @@ class Rewriter {
     return bias == nullptr ? facts_.dtype : DType::f32;
   }
 
-  void reduce_gradient(const NativeTensor& made_bias) {
-    NativeTensor gradient = own("score_bias_gradient", made_bias.dtype, made_bias.shape);
+  // The gradient of the bias that cuDNN was given, brought to the shape and type of the graph's.
+  void reduce_gradient(const NativeTensor& bias) {
+    NativeTensor gradient = own("score_bias_gradient", facts_.dtype, bias.shape);
+    note("bias_gradient_reduced");
     n_.tensors[N::dbias] = gradient;
     const ir::Tensor& wanted = *result(B::dbias);
     steps::ReduceBiasGradient step;
@@ -495,11 +534,18 @@ class Rewriter {
     clear.softmax = rule_.softmax;
     if (facts_.backward) {
       const ir::Tensor& given = *operand(B::stats);
-      NativeTensor stats = native(given, 0);
       NativeTensor copy = own("stats_of_rows", DType::f32, given.shape);
-      copy.strides = stats.strides = given.strides;
-      n_.supplies.own.back().bytes = static_cast<std::int64_t>(
-          byte_size(DType::f32, storage_extent(given.shape, given.strides).value_or(0)));
+      const bool dense = facts_.ragged_q && options_.dense_stats;
+      if (dense) {
+        copy.shape = {facts_.batch, facts_.heads, facts_.s_q, 1};
+        copy.strides = contiguous_strides(copy.shape);
+        n_.supplies.own.back().bytes =
+            static_cast<std::int64_t>(byte_size(DType::f32, element_count(copy.shape).value_or(0)));
+        note("ragged_stats_as_dense");
+      } else {
+        copy.strides = given.strides;
+        n_.supplies.own.back().bytes = extent_bytes(given);
+      }
       steps::StatsOfRows step;
       step.batch = facts_.batch;
       step.heads = facts_.heads;
@@ -508,9 +554,10 @@ class Rewriter {
       step.sequences = clear.sequences;
       step.packing = clear.packing;
       step.stats = row_operand(given, operand_uid(B::stats));
-      step.out = row_operand(given, copy.uid);
+      step.dense_out = dense;
+      step.out = {copy.uid, DType::f32, {copy.strides[0], copy.strides[1], copy.strides[2]}};
       n_.supplies.before.emplace_back(std::move(step));
-      if (facts_.ragged_q) make_ragged(copy, q_side_);
+      if (facts_.ragged_q && !dense) make_ragged(copy, q_side_);
       n_.tensors[N::stats] = copy;
       clear.tensors.push_back(cleared(B::dq));
     } else {
@@ -580,24 +627,39 @@ class Rewriter {
   const ir::Graph& graph_;
   const AttentionFacts& facts_;
   const ir::AttentionRule& rule_;
+  const RewriteOptions& options_;
   const Repairs& repairs_;
-  Variant variant_;
   NativeAttention n_;
   std::int64_t next_uid_ = kFirstOwnUid;
   bool hide_unseen_ = false;  // bounds go into the bias
-  Side q_side_{Slot::cu_seqlens_q, Slot::cu_seqlens_q_padded, Slot::seqlen_q, N::seqlen_q,
-               "seqlen_q", false, 0, 0, {}, 0};
-  Side kv_side_{Slot::cu_seqlens_kv, Slot::cu_seqlens_kv_padded, Slot::seqlen_kv, N::seqlen_kv,
-                "seqlen_kv", false, 0, 0, {}, 0};
+  Side q_side_{Slot::cu_seqlens_q,
+               Slot::cu_seqlens_q_padded,
+               Slot::seqlen_q,
+               N::seqlen_q,
+               "seqlen_q",
+               false,
+               0,
+               0,
+               {},
+               0};
+  Side kv_side_{Slot::cu_seqlens_kv,
+                Slot::cu_seqlens_kv_padded,
+                Slot::seqlen_kv,
+                N::seqlen_kv,
+                "seqlen_kv",
+                false,
+                0,
+                0,
+                {},
+                0};
 };
 
 }  // namespace
 
 Result<std::optional<NativeAttention>> rewrite_attention(const ir::Graph& graph,
                                                          const AttentionFacts& facts,
-                                                         const Repairs& repairs, bool deterministic,
-                                                         Variant variant) {
-  return Rewriter{graph, facts, repairs, deterministic, variant}.run();
+                                                         const RewriteOptions& options) {
+  return Rewriter{graph, facts, options}.run();
 }
 
 }  // namespace lawson::cudnn

@@ -303,11 +303,13 @@ void check(Checker& c, const ClearRows& s) {
 void check(Checker& c, const StatsOfRows& s) {
   const Dims rows = rows_of(s.batch, s.heads, s.rows, s.packing);
   c.sizes("rows", {s.batch, s.heads, s.rows});
-  c.operand("flags", s.flags, {DType::u8}, {s.batch, s.heads, s.rows}, kRequired);
+  const Dims dense{s.batch, s.heads, s.rows};
+  c.operand("flags", s.flags, {DType::u8}, dense, kOptional);
   check_by_value(c, s.sequences, {});
   check_packing(c, s.packing, s.batch);
   c.operand("stats", s.stats, {DType::f32}, rows, kRequired);
-  c.result("out", s.out, {DType::f32}, rows);
+  c.operand("sum_exp", s.sum_exp, {DType::f32}, rows, kOptional);
+  c.result("out", s.out, {DType::f32}, s.dense_out ? dense : rows);
 }
 
 void check(Checker& c, const ReduceBiasGradient& s) {

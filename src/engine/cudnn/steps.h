@@ -146,17 +146,19 @@ struct ClearRows {
 };
 inline constexpr std::size_t kMaxCleared = 3;
 
-// out = stats, but +inf in flagged rows: there the backward's exp(score - stats) is 0. `stats` and
-// `out` may be the same memory.
+// out = stats + log(sum_exp), but +inf in flagged rows: there the backward's exp(score - stats) is
+// 0. `stats` and `out` may be the same memory.
 struct StatsOfRows {
   std::int64_t batch = 0;
   std::int64_t heads = 0;
   std::int64_t rows = 0;
-  Operand flags;      // u8, strides [b, h, i]
+  Operand flags;      // u8, strides [b, h, i]; absent: none is flagged
   Operand sequences;  // by value, integer [1]; absent: batch
   Packing packing;
-  Operand stats;  // f32, strides [b, h, i]
-  Operand out;    // f32, strides [b, h, i]
+  Operand stats;           // f32, strides [b, h, i]
+  Operand sum_exp;         // f32, placed like stats; absent: 1
+  Operand out;             // f32, strides [b, h, i]
+  bool dense_out = false;  // `out` is [batch, heads, rows] whatever the packing
 
   bool operator==(const StatsOfRows&) const = default;
 };

@@ -202,7 +202,9 @@ StepArguments bind(const Pointers& pointers, const StatsOfRows& s) {
   a.flags = pointers.array(s.flags);
   a.packing = packing_of(pointers, s.packing, s.sequences, s.batch);
   a.stats = pointers.array(s.stats);
+  a.sum_exp = pointers.array(s.sum_exp);
   a.out = pointers.array(s.out);
+  a.dense_out = s.dense_out;
   return a;
 }
 

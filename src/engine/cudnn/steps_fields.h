@@ -111,7 +111,9 @@ void visit_fields(S& s, Visit&& visit) {
   visit("sequences", s.sequences);
   visit("packing", s.packing);
   visit("stats", s.stats);
+  visit("sum_exp", s.sum_exp);
   visit("out", s.out);
+  visit("dense_out", s.dense_out);
 }
 
 template <Is<ReduceBiasGradient> S, typename Visit>

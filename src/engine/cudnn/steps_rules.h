@@ -585,7 +585,9 @@ struct StatsOfRowsArguments {
   Array flags;
   PackingArguments packing;
   Array stats;
+  Array sum_exp;
   Array out;
+  bool dense_out = false;
 };
 
 inline constexpr Index kStatsChunk = 32;
@@ -618,11 +620,18 @@ LAWSON_HD StatsPlace row_of(const StatsOfRowsArguments& a, Index item) {
 LAWSON_HD void stats_of_row(const StatsOfRowsArguments& a, const StatsPlace& place, Index column) {
   const Index i = place.first + column;
   const Index row = place.span.first + i;
-  const bool flagged = read<std::uint8_t>(a.flags.data, at3(a.flags, place.b, place.h, i)) != 0;
-  const float value = flagged
-                          ? infinity()
-                          : read<float>(a.stats.data, at3(a.stats, place.span.batch, place.h, row));
-  write(a.out.data, at3(a.out, place.span.batch, place.h, row), value);
+  const bool flagged = a.flags.data != nullptr &&
+                       read<std::uint8_t>(a.flags.data, at3(a.flags, place.b, place.h, i)) != 0;
+  float value = infinity();
+  if (!flagged) {
+    value = read<float>(a.stats.data, at3(a.stats, place.span.batch, place.h, row));
+    if (a.sum_exp.data != nullptr) {
+      value += logf(read<float>(a.sum_exp.data, at3(a.sum_exp, place.span.batch, place.h, row)));
+    }
+  }
+  write(a.out.data,
+        a.dense_out ? at3(a.out, place.b, place.h, i) : at3(a.out, place.span.batch, place.h, row),
+        value);
 }
 
 struct ZeroGapsArguments {

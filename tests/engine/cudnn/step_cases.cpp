@@ -314,10 +314,19 @@ void make(Maker& m, ClearRows& s) {
 void make(Maker& m, StatsOfRows& s) {
   make_rows(m, s);
   if (m.dice.chance(50)) s.packing = random_packing(m, s.batch, s.rows);
-  s.flags = random_flags(m, s.batch, s.heads, s.rows);
+  if (m.dice.chance(80)) s.flags = random_flags(m, s.batch, s.heads, s.rows);
   const Dims rows{s.batch, s.heads, s.rows};
   s.stats = packed(m, DType::f32, rows, s.packing, false);
-  s.out = packed(m, DType::f32, rows, s.packing, true);
+  if (m.dice.chance(40)) {
+    s.sum_exp = packed(m, DType::f32, rows, s.packing, false);
+    StepBuffer& sums = m.buffers[s.sum_exp.uid];
+    for (std::size_t i = 0; i < sums.bytes.size() / sizeof(float); ++i) {
+      store_element(sums.bytes.data(), DType::f32, static_cast<std::int64_t>(i),
+                    static_cast<double>(1 + m.dice.below(1 << 20)) * 0x1p-10);
+    }
+  }
+  s.dense_out = m.dice.chance(40);
+  s.out = packed(m, DType::f32, rows, s.dense_out ? Packing{} : s.packing, true);
 }
 
 void make(Maker& m, ReduceBiasGradient& s) {

@@ -234,7 +234,15 @@ void expect(const steps::StatsOfRows& s, Expected& e) {
     const auto found = place(s, e, at[0], at[2]);
     if (!found) return;
     const Dims row{found->first, at[1], found->second};
-    e.store(s.out, row, e.load(s.flags, at) != 0 ? kInfinity : e.load(s.stats, row));
+    double value = e.load(s.stats, row);
+    double error = 0;
+    if (s.sum_exp.uid != 0) {
+      const double more = std::log(e.load(s.sum_exp, row));
+      error = 4 * 0x1p-24 * (std::fabs(value) + std::fabs(more));
+      value += more;
+    }
+    const bool flagged = s.flags.uid != 0 && e.load(s.flags, at) != 0;
+    e.store(s.out, s.dense_out ? at : row, flagged ? kInfinity : value, flagged ? 0 : error);
   });
 }
 
