@@ -27,21 +27,25 @@ struct Dot {
   double error = 0;
 };
 
+// sum |x y|, in the order of reference::dot.
+double magnitude(const double* x, const double* y, std::size_t n) {
+  std::array<double, 4> sums{};
+  std::size_t c = 0;
+  for (; c + 4 <= n; c += 4) {
+    for (std::size_t lane = 0; lane < 4; ++lane) sums[lane] += std::fabs(x[c + lane] * y[c + lane]);
+  }
+  for (; c < n; ++c) sums[0] += std::fabs(x[c] * y[c]);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
 // a . b over n elements, with the errors of the operands and of an engine's accumulation.
 Dot dot(const Array& a, std::size_t a_at, const Array& b, std::size_t b_at, std::size_t n,
         double own, double floor) {
   const double* x = a.value.data() + a_at;
   const double* y = b.value.data() + b_at;
   Dot result;
-  std::array<double, 2> values{};
-  std::array<double, 2> magnitudes{};
-  for (std::size_t c = 0; c < n; ++c) {
-    const double product = x[c] * y[c];
-    values[c % 2] += product;
-    magnitudes[c % 2] += std::fabs(product);
-  }
-  result.value = values[0] + values[1];
-  result.magnitude = magnitudes[0] + magnitudes[1];
+  result.value = reference::dot(x, y, n);
+  result.magnitude = magnitude(x, y, n);
   if (!a.error.empty() || !b.error.empty()) {
     for (std::size_t c = 0; c < n; ++c) {
       const double ex = a.error_at(a_at + c);
@@ -137,7 +141,7 @@ double weight_error(const Roundoff& r, double x, double error, double m) {
   if (x == -kInfinity) return 0;
   const double delta = error + 3 * r.sum * (std::fabs(x) + std::fabs(m));
   if (delta > 0.5) return std::exp(x - m + delta);
-  return std::exp(x - m) * (std::expm1(delta) + r.function + 2 * r.sum);
+  return std::exp(x - m) * (delta * (1 + delta) + r.function + 2 * r.sum);  // >= exp(delta) - 1
 }
 
 // Non-finite values are judged by pattern; NaN errors mean that anything goes.
@@ -181,7 +185,8 @@ struct Forward {
         x(row.score.size()),
         weight(row.score.size()),
         uncertainty(row.score.size()),
-        sums(p.value_depth()) {
+        sums(kSums * p.value_depth()),
+        spread(p.value_depth()) {
     const auto columns = static_cast<std::size_t>(p.geometry().columns);
     second = r.matmul(columns) + r.probability + dropout_roundoff(p, r) +
              (std::log2(static_cast<double>(columns) + 1) + 2) *
@@ -256,54 +261,65 @@ struct Forward {
                   (std::log2(static_cast<double>(visible) + 1) + 2) * r.function +
                   4 * r.sum * (std::fabs(m) + std::fabs(lse)));
     if (o.size() == 0) return;
-    const double* out = o.value.data() + at * p.value_depth();
-    const double limit = extra > -kInfinity ? 1.0 : 0.0;  // the extra logit's value is 0
-    for (std::size_t c = 0; c < p.value_depth(); ++c) {
-      const double magnitude = std::fabs(out[c]);
-      sums[c] = {extra_uncertainty / sum * magnitude, limit * magnitude, 0, 0, 0};
-    }
+    const std::size_t wide = p.value_depth();
+    const double* out = o.value.data() + at * wide;
+    std::fill(sums.begin(), sums.end(), 0.0);
     for (std::size_t j = begin; j < end; ++j) {
       if (row.visible[j] != 0) add_value(b, h, j, sum, out);
     }
-    for (std::size_t c = 0; c < p.value_depth(); ++c) {
-      const Sums& s = sums[c];
-      const double error = std::min(mixed < 1 ? s.error * inverse : kInfinity, s.spread);
-      o.error[at * p.value_depth() + c] =
-          error + s.operand + second * s.magnitude + r.stored_floor * s.floor +
-          r.floor * static_cast<double>(visible) +
+    // sum P_j E_j |v_j - O| is at most sum P_j E_j times the spread, so that the spread is the
+    // lesser only where it is far from certain which column has the weight.
+    if (mixed >= 0.5) find_spread(b, h, extra, out);
+    for (std::size_t c = 0; c < wide; ++c) {
+      double error = sums[kError * wide + c] + extra_uncertainty / sum * std::fabs(out[c]);
+      error *= inverse;
+      if (mixed >= 0.5) error = mixed < 1 ? std::min(error, spread[c]) : spread[c];
+      o.error[at * wide + c] =
+          error + sums[kOperand * wide + c] + second * sums[kMagnitude * wide + c] +
+          r.stored_floor * sums[kFloor * wide + c] + r.floor * static_cast<double>(visible) +
           (accumulation_growth(visible) + 4) * r.sum * std::fabs(out[c]);
     }
   }
 
   void add_value(std::int64_t b, std::int64_t h, std::size_t j, double sum, const double* out) {
-    const std::size_t at = p.value(b, h, static_cast<std::int64_t>(j)) * p.value_depth();
+    const std::size_t wide = p.value_depth();
+    const std::size_t at = p.value(b, h, static_cast<std::int64_t>(j)) * wide;
     const double* v = p.v().value.data() + at;
+    double* error = sums.data() + kError * wide;
+    double* magnitudes = sums.data() + kMagnitude * wide;
+    double* floor = sums.data() + kFloor * wide;
     const double factor = row.dropout[j];
     const double probability = weight[j] / sum;
     const double own = uncertainty[j] / sum;
-    for (std::size_t c = 0; c < p.value_depth(); ++c) {
+    for (std::size_t c = 0; c < wide; ++c) {
       const double value = factor * v[c];
-      const double apart = std::fabs(value - out[c]);
-      Sums& s = sums[c];
-      s.error += own * apart;
-      s.spread = std::max(s.spread, apart);
-      s.magnitude += probability * std::fabs(value);
-      s.floor += std::fabs(value);
+      error[c] += own * std::fabs(value - out[c]);
+      magnitudes[c] += probability * std::fabs(value);
+      floor[c] += std::fabs(value);
     }
     if (p.v().error.empty()) return;
-    for (std::size_t c = 0; c < p.value_depth(); ++c) {
-      sums[c].operand += probability * factor * p.v().error[at + c];
+    for (std::size_t c = 0; c < wide; ++c) {
+      sums[kOperand * wide + c] += probability * factor * p.v().error[at + c];
     }
   }
 
-  // Of one element of O.
-  struct Sums {
-    double error;
-    double spread;
-    double magnitude;
-    double operand;
-    double floor;
-  };
+  void find_spread(std::int64_t b, std::int64_t h, double extra, const double* out) {
+    const std::size_t wide = p.value_depth();
+    // The extra logit's value is 0.
+    for (std::size_t c = 0; c < wide; ++c) spread[c] = extra > -kInfinity ? std::fabs(out[c]) : 0;
+    for (std::int64_t j = row.columns.begin; j < row.columns.end; ++j) {
+      const auto column = static_cast<std::size_t>(j);
+      if (row.visible[column] == 0) continue;
+      const double* v = p.v().value.data() + p.value(b, h, j) * wide;
+      for (std::size_t c = 0; c < wide; ++c) {
+        spread[c] = std::max(spread[c], std::fabs(row.dropout[column] * v[c] - out[c]));
+      }
+    }
+  }
+
+  // What `sums` has for every element of a row of O: the sums over the columns of P E |v - O|,
+  // P |v|, P times the error of v, and |v|.
+  enum : std::size_t { kError, kMagnitude, kOperand, kFloor, kSums };
 
   const AttentionProblem& p;
   const Roundoff r;
@@ -314,7 +330,8 @@ struct Forward {
   std::vector<Score> x;
   std::vector<double> weight;
   std::vector<double> uncertainty;
-  std::vector<Sums> sums;
+  std::vector<double> sums;
+  std::vector<double> spread;
   double second = 0;
 };
 
