@@ -21,7 +21,7 @@ class GraphMaker {
       : spec_{spec},
         layout_{*parse_layout(spec.layout)},
         ragged_{layout_.ragged_q() || layout_.ragged_kv()},
-        batch_{ragged_ ? bucket_batch(spec.batch) : spec.batch},
+        batch_{has_bucket(spec, layout_) ? bucket_batch(spec.batch) : spec.batch},
         total_q_{tokens(layout_.ragged_q(), spec.total_q, spec.seqlens_q, spec.seqlens_q_padded,
                         spec.seqlen_q)},
         total_kv_{tokens(layout_.ragged_kv(), spec.total_kv, spec.seqlens_kv,
@@ -123,6 +123,15 @@ class GraphMaker {
   }
 
  private:
+  // A bucket has room for more sequences than there are: only where nothing but ragged tensors and
+  // lengths has a b of its own, or memory behind the caller's would be read and written.
+  static bool has_bucket(const AttentionSpec& spec, const Layout& layout) {
+    const bool per_sequence = (!spec.bias_shape.empty() && spec.bias_shape[0] != 1) ||
+                              (spec.attn_mask && spec.attn_mask->shape[0] != 1) ||
+                              spec.dropout_mask_input || spec.return_dropout_mask;
+    return layout.ragged_q() && layout.ragged_kv() && !per_sequence;
+  }
+
   // A ragged tensor's tokens, in their bucket.
   std::int64_t tokens(bool ragged, std::int64_t total, const Dims& lengths, const Dims& padded,
                       std::int64_t longest) const {
@@ -157,20 +166,13 @@ class GraphMaker {
     return builder_.input(std::move(tensor));
   }
 
-  // A shape of the spec, whose full batch is that of the bucket.
-  Dims bucketed(Dims shape) const {
-    if (shape[0] != 1 || spec_.batch == 1) shape[0] = shape[0] == 1 ? 1 : batch_;
-    return shape;
-  }
-
   Status scores(std::vector<ir::TensorId>& in) {
     if (!spec_.bias_shape.empty()) {
       LAWSON_TRY(in[Slot::bias],
-                 input("bias", spec_.bias_dtype.value_or(spec_.dtype), bucketed(spec_.bias_shape)));
+                 input("bias", spec_.bias_dtype.value_or(spec_.dtype), spec_.bias_shape));
     }
     if (spec_.attn_mask) {
-      LAWSON_TRY(in[Slot::mask],
-                 input("mask", spec_.attn_mask->dtype, bucketed(spec_.attn_mask->shape)));
+      LAWSON_TRY(in[Slot::mask], input("mask", spec_.attn_mask->dtype, spec_.attn_mask->shape));
     }
     if (spec_.alibi_slopes) {
       ir::Tensor slopes;

@@ -156,14 +156,14 @@ constexpr std::array kRows{
         [](const Question& q) {
           return q.attention != nullptr && bias_repeats(q, 2) && bias_repeats(q, 3);
         }},
-    // fmt's "argument not found" comes out of cudnnBackendFinalize as a C++ exception.
-    Row{0, kOpen, "dropout-mask-forward", "measured with cuDNN 9.19.0, docs/cudnn-notes.md",
-        "dropout_mask", Remedy::bar,
-        "cuDNN's heuristics fail on a forward with a dropout mask of the caller's; a seed and an "
-        "offset are taken",
+    Row{0, kOpen, "paged-two-page-sizes", kMeasured, "paged.page_size_v", Remedy::bar,
+        "cuDNN accepts caches of keys and values with different page sizes and reads the values of "
+        "wrong pages; one page size for both is right",
         [](const Question& q) {
-          return q.attention != nullptr && !q.attention->backward &&
-                 q.attention->node->inputs[ir::AttentionSlots::dropout_mask] != ir::kNone;
+          if (q.attention == nullptr || !q.attention->paged) return false;
+          const ir::Node& node = *q.attention->node;
+          return q.graph.tensor(node.inputs[ir::AttentionSlots::k]).shape[2] !=
+                 q.graph.tensor(node.inputs[ir::AttentionSlots::v]).shape[2];
         }},
     Row{0, kOpen, "pointwise-repeated-vector", kMeasured, "shape", Remedy::bar,
         "cuDNN accepts a fusion without a matmul that repeats an operand with at most one dim "

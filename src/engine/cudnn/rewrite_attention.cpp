@@ -46,6 +46,12 @@ class Rewriter {
                          "would have to be capped with them",
                          "bias");
     }
+    if (n_.tensors[N::max_logit] && rule_.softmax != ir::SoftmaxKind::vanilla) {
+      return unsupported("max_logit",
+                         "cuDNN counts the sink among the logits whose largest it returns; ask for "
+                         "max_logit with a vanilla softmax",
+                         "softmax");
+    }
     scores();
     rows_that_see_nothing();
     dropout();
@@ -583,9 +589,20 @@ class Rewriter {
     if (rule_.dropout == 0) return;
     take(N::seed, Slot::seed);
     take(N::offset, Slot::offset);
-    take(N::dropout_mask, Slot::dropout_mask);
-    if (!facts_.backward) give(N::dropped, F::dropped);
-    if (!n_.tensors[N::dropout_mask]) return;
+    if (!facts_.backward && result(F::dropped) != nullptr) {
+      n_.tensors[N::dropped] = own("dropped", DType::f32, result(F::dropped)->shape);
+      n_.supplies.after.emplace_back(
+          steps::ConvertMask{result(F::dropped)->shape, step_operand(*n_.tensors[N::dropped], 4),
+                             step_operand(native(*result(F::dropped), result_uid(F::dropped)), 4)});
+      note("dropout_mask_as_bytes");
+    }
+    if (operand(Slot::dropout_mask) == nullptr) return;
+    const ir::Tensor& mask = *operand(Slot::dropout_mask);
+    n_.tensors[N::dropout_mask] = own("dropout_mask", facts_.dtype, mask.shape);
+    n_.supplies.before.emplace_back(
+        steps::ConvertMask{mask.shape, step_input(Slot::dropout_mask, 4),
+                           step_operand(*n_.tensors[N::dropout_mask], 4)});
+    note("dropout_mask_as_values");
     const auto scalar = [&](const char* name, double value) {
       NativeTensor tensor{next_uid_++, name, DType::f32, {1, 1, 1, 1}, {1, 1, 1, 1}, true, 0, {}};
       n_.supplies.scalars.push_back({tensor.uid, value, DType::f32});

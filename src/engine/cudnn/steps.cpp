@@ -32,6 +32,9 @@ constexpr std::string_view name_of(const ReduceBiasGradient&) {
 constexpr std::string_view name_of(const ZeroGaps&) {
   return "zero_gaps";
 }
+constexpr std::string_view name_of(const ConvertMask&) {
+  return "convert_mask";
+}
 constexpr std::string_view name_of(const CacheAppend&) {
   return "cache_append";
 }
@@ -334,6 +337,15 @@ void check(Checker& c, const ZeroGaps& s) {
   check_by_value(c, s.sequences, {});
   check_packing(c, s.packing, s.batch);
   check_cleared(c, s.tensors, rows_of(s.batch, s.heads, s.rows, s.packing));
+}
+
+void check(Checker& c, const ConvertMask& s) {
+  if (s.shape.size() != 4)
+    return c.refuse("the shape is {}: expected four axes", to_string(s.shape));
+  c.sizes("shape", s.shape);
+  const auto types = {DType::u8, DType::f32, DType::f16, DType::bf16};
+  c.operand("in", s.in, types, s.shape, kRequired);
+  c.result("out", s.out, types, s.shape);
 }
 
 void check(Checker& c, const CacheAppend& s) {

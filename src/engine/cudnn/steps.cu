@@ -115,4 +115,11 @@ extern "C" __global__ void lawson_cache_append(const __grid_constant__ CacheAppe
   });
 }
 
+extern "C" __global__ void lawson_convert_mask(const __grid_constant__ ConvertMaskArguments a) {
+  for_each_item(items(a), [&](Index item) {
+    const MaskRow row = row_of(a, item);
+    for (Index column = lane(); column < row.count; column += kWarp) convert_mask(a, row, column);
+  });
+}
+
 }  // namespace lawson::cudnn::steps

@@ -155,10 +155,11 @@ struct StatsOfRows {
   Operand flags;      // u8, strides [b, h, i]; absent: none is flagged
   Operand sequences;  // by value, integer [1]; absent: batch
   Packing packing;
-  Operand stats;           // f32, strides [b, h, i]
-  Operand sum_exp;         // f32, placed like stats; absent: 1
-  Operand out;             // f32, strides [b, h, i]
-  bool dense_out = false;  // `out` is [batch, heads, rows] whatever the packing
+  Operand stats;    // f32, strides [b, h, i]
+  Operand sum_exp;  // f32, placed like stats; absent: 1
+  Operand out;      // f32, strides [b, h, i]
+  // `out` is [batch, heads, rows] whatever the packing; +inf behind the end of a packed sequence.
+  bool dense_out = false;
 
   bool operator==(const StatsOfRows&) const = default;
 };
@@ -209,11 +210,20 @@ struct CacheAppend {
   bool operator==(const CacheAppend&) const = default;
 };
 
+// out = 1 where in is not 0, else 0: dropout masks between the types that cuDNN and graphs have.
+struct ConvertMask {
+  Dims shape;  // four axes
+  Operand in;  // u8, f32, f16 or bf16
+  Operand out;
+
+  bool operator==(const ConvertMask&) const = default;
+};
+
 }  // namespace steps
 
 using Step = std::variant<steps::Ragged, steps::ScoreBias, steps::MaskedRows, steps::ClearRows,
                           steps::StatsOfRows, steps::ReduceBiasGradient, steps::ZeroGaps,
-                          steps::CacheAppend>;
+                          steps::CacheAppend, steps::ConvertMask>;
 
 std::string_view step_name(const Step& step);  // "ragged", "score_bias", ...
 

@@ -252,6 +252,14 @@ StepArguments bind(const Pointers& pointers, const ZeroGaps& s) {
   return a;
 }
 
+StepArguments bind(const Pointers& pointers, const ConvertMask& s) {
+  ConvertMaskArguments a;
+  for (std::size_t axis = 0; axis < 4; ++axis) a.shape[axis] = s.shape[axis];
+  a.in = pointers.array(s.in);
+  a.out = pointers.array(s.out);
+  return a;
+}
+
 StepArguments bind(const Pointers& pointers, const CacheAppend& s) {
   CacheAppendArguments a;
   a.batch = s.batch;

@@ -12,7 +12,8 @@ namespace lawson::cudnn {
 using StepArguments =
     std::variant<steps::RaggedArguments, steps::ScoreBiasArguments, steps::MaskedRowsArguments,
                  steps::ClearRowsArguments, steps::StatsOfRowsArguments, steps::ReduceArguments,
-                 steps::ZeroGapsArguments, steps::CacheAppendArguments>;
+                 steps::ZeroGapsArguments, steps::CacheAppendArguments,
+                 steps::ConvertMaskArguments>;
 
 // `step` has been checked. invalid_argument when the pointers are not those of step_uids().
 // By-value operands are read here.

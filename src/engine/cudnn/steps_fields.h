@@ -152,6 +152,13 @@ void visit_fields(S& s, Visit&& visit) {
   visit("page_table", s.page_table);
 }
 
+template <Is<ConvertMask> S, typename Visit>
+void visit_fields(S& s, Visit&& visit) {
+  visit("shape", s.shape);
+  visit("in", s.in);
+  visit("out", s.out);
+}
+
 // A field that is a struct of fields itself.
 template <typename T>
 concept HasFields = requires(T& value) {

@@ -18,7 +18,7 @@ using namespace steps;
 constexpr std::array kKernelNames{
     "lawson_ragged",     "lawson_score_bias",    "lawson_masked_rows",
     "lawson_clear_rows", "lawson_stats_of_rows", "lawson_reduce_bias_gradient",
-    "lawson_zero_gaps",  "lawson_cache_append",
+    "lawson_zero_gaps",  "lawson_cache_append",  "lawson_convert_mask",
 };
 static_assert(kKernelNames.size() == std::variant_size_v<StepArguments>);
 

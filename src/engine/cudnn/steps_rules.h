@@ -612,7 +612,7 @@ LAWSON_HD StatsPlace row_of(const StatsOfRowsArguments& a, Index item) {
   place.b = matrix / a.heads;
   place.first = (item % chunks) * kStatsChunk;
   place.span = span_of(a.packing, place.b, a.rows);
-  const Index end = place.span.count < a.rows ? place.span.count : a.rows;
+  const Index end = a.dense_out || a.rows < place.span.count ? a.rows : place.span.count;
   place.count = clamped(end - place.first, 0, kStatsChunk);
   return place;
 }
@@ -620,10 +620,12 @@ LAWSON_HD StatsPlace row_of(const StatsOfRowsArguments& a, Index item) {
 LAWSON_HD void stats_of_row(const StatsOfRowsArguments& a, const StatsPlace& place, Index column) {
   const Index i = place.first + column;
   const Index row = place.span.first + i;
-  const bool flagged = a.flags.data != nullptr &&
-                       read<std::uint8_t>(a.flags.data, at3(a.flags, place.b, place.h, i)) != 0;
+  bool counts = i < place.span.count;
+  if (a.flags.data != nullptr) {
+    counts &= read<std::uint8_t>(a.flags.data, at3(a.flags, place.b, place.h, i)) == 0;
+  }
   float value = infinity();
-  if (!flagged) {
+  if (counts) {
     value = read<float>(a.stats.data, at3(a.stats, place.span.batch, place.h, row));
     if (a.sum_exp.data != nullptr) {
       value += logf(read<float>(a.sum_exp.data, at3(a.sum_exp, place.span.batch, place.h, row)));
@@ -827,6 +829,54 @@ LAWSON_HD AppendedRow row_of(const CacheAppendArguments& a, Index item) {
 LAWSON_HD void append(const CacheAppendArguments& a, const AppendedRow& row, Index column) {
   copy_unit(row.to + column * a.cache.unit_stride, row.from + column * a.fresh.unit_stride,
             a.cache.width);
+}
+
+// ---- convert_mask ---------------------------------------------------------------------------
+
+struct ConvertMaskArguments {
+  Index shape[4] = {};
+  Array in;
+  Array out;
+};
+
+inline constexpr Index kMaskChunk = 256;
+
+struct MaskRow {
+  Index in = 0;
+  Index out = 0;
+  Index first = 0;
+  Index count = 0;
+};
+
+LAWSON_HD Index items(const ConvertMaskArguments& a) {
+  return a.shape[0] * a.shape[1] * a.shape[2] * blocks_of(a.shape[3], kMaskChunk);
+}
+
+LAWSON_HD MaskRow row_of(const ConvertMaskArguments& a, Index item) {
+  const Index chunks = blocks_of(a.shape[3], kMaskChunk);
+  MaskRow row;
+  row.first = item % chunks * kMaskChunk;
+  row.count = clamped(a.shape[3] - row.first, 0, kMaskChunk);
+  const Index line = item / chunks;
+  const Index i = line % a.shape[2];
+  const Index h = line / a.shape[2] % a.shape[1];
+  const Index b = line / a.shape[2] / a.shape[1];
+  row.in = at3(a.in, b, h, i);
+  row.out = at3(a.out, b, h, i);
+  return row;
+}
+
+LAWSON_HD void convert_mask(const ConvertMaskArguments& a, const MaskRow& row, Index column) {
+  const Index j = row.first + column;
+  const Index from = row.in + j * a.in.strides[3];
+  const bool kept = a.in.dtype == DType::u8 ? read<std::uint8_t>(a.in.data, from) != 0
+                                            : load_float(a.in.data, a.in.dtype, from) != 0;
+  const Index to = row.out + j * a.out.strides[3];
+  if (a.out.dtype == DType::u8) {
+    write(a.out.data, to, static_cast<std::uint8_t>(kept ? 1 : 0));
+  } else {
+    store_float(a.out.data, a.out.dtype, to, kept ? 1.0F : 0.0F);
+  }
 }
 
 }  // namespace lawson::cudnn::steps

@@ -360,6 +360,18 @@ void make(Maker& m, ZeroGaps& s) {
   s.tensors = random_cleared(m, s.batch, s.heads, s.rows, s.packing);
 }
 
+void make(Maker& m, ConvertMask& s) {
+  s.shape = {1 + m.dice.below(3), 1 + m.dice.below(3), 1 + m.dice.below(20), 1 + m.dice.below(300)};
+  const auto type = [&] { return m.dice.pick({DType::u8, DType::f32, DType::f16, DType::bf16}); };
+  s.in = m.tensor(type(), s.shape);
+  StepBuffer& in = m.buffers[s.in.uid];
+  for (std::size_t i = 0; i < in.bytes.size() / byte_size(in.dtype, 1); ++i) {
+    store_element(in.bytes.data(), in.dtype, static_cast<std::int64_t>(i),
+                  static_cast<double>(m.dice.below(2)));
+  }
+  s.out = m.tensor(type(), s.shape, true);
+}
+
 void make(Maker& m, CacheAppend& s) {
   s.batch = 1 + m.dice.below(4);
   s.heads = 1 + m.dice.below(4);
@@ -445,6 +457,10 @@ void run(const StatsOfRowsArguments& a) {
 
 void run(const ZeroGapsArguments& a) {
   run_columns(a, [&](const GapPlace& row, Index column) { zero_gap(a, row, column); });
+}
+
+void run(const ConvertMaskArguments& a) {
+  run_columns(a, [&](const MaskRow& row, Index column) { convert_mask(a, row, column); });
 }
 
 void run(const CacheAppendArguments& a) {

@@ -232,7 +232,10 @@ void expect(const steps::ClearRows& s, Expected& e) {
 void expect(const steps::StatsOfRows& s, Expected& e) {
   each({s.batch, s.heads, s.rows}, [&](const Dims& at) {
     const auto found = place(s, e, at[0], at[2]);
-    if (!found) return;
+    if (!found) {
+      if (s.dense_out) e.store(s.out, at, kInfinity);
+      return;
+    }
     const Dims row{found->first, at[1], found->second};
     double value = e.load(s.stats, row);
     double error = 0;
@@ -283,6 +286,10 @@ void expect(const steps::ZeroGaps& s, Expected& e) {
         clear(s.tensors, e, found->first, h, found->second);
     }
   }
+}
+
+void expect(const steps::ConvertMask& s, Expected& e) {
+  each(s.shape, [&](const Dims& at) { e.store(s.out, at, e.load(s.in, at) != 0 ? 1 : 0); });
 }
 
 void expect(const steps::CacheAppend& s, Expected& e) {
