@@ -273,4 +273,6 @@ LAWSON_API lawson_status lawson_data_verify(const lawson_plan* plan, const lawso
 }
 #endif
 
+#include <lawson/attention.h>
+
 #endif /* LAWSON_LAWSON_H_ */

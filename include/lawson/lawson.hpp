@@ -166,6 +166,7 @@ class Graph {
  private:
   friend class Spec;
   friend class Plan;
+  friend class AttentionConfig;
   explicit Graph(lawson_graph* handle) : handle_{handle} {}
   detail::Handle<lawson_graph, lawson_graph_destroy> handle_;
 };
@@ -232,6 +233,8 @@ struct Reason {
   std::string message;
 };
 
+class AttentionConfig;
+
 class Verdict {
  public:
   lawson_decision decision() const { return lawson_verdict_decision(handle()); }
@@ -254,6 +257,7 @@ class Verdict {
  private:
   friend Verdict probe(const Graph&, const Device&, const Options&);
   friend Verdict probe(const Spec&, const Device&, const Options&);
+  friend Verdict select(const AttentionConfig&, const Device&, const Options&);
   explicit Verdict(lawson_verdict* handle) : handle_{handle} {}
   detail::Handle<lawson_verdict, lawson_verdict_destroy> handle_;
 };
@@ -364,6 +368,9 @@ class Plan {
 
  private:
   friend class Bundle;
+  template <auto Create, auto Destroy, auto Set, auto Pointers, auto Derive, auto PlanOf,
+            auto Workspace, typename Handle>
+  friend class BasicParams;
   friend Plan compile(const Graph&, const Device&, const Options&);
   explicit Plan(lawson_plan* handle) : handle_{handle} {}
   detail::Handle<lawson_plan, lawson_plan_destroy> handle_;
@@ -408,6 +415,294 @@ class Bundle {
   explicit Bundle(lawson_bundle* handle) : handle_{handle} {}
   detail::Handle<lawson_bundle, lawson_bundle_destroy> handle_;
 };
+
+// What an attention is: everything that selects a plan. Setters can be chained; an attribute that
+// has none of them here is set with set_bytes.
+class AttentionConfig {
+ public:
+  AttentionConfig()
+      : handle_{detail::make<lawson_attention_config>(lawson_attention_config_create)} {}
+  // A spec document of kind "attention"; `source` names it in messages.
+  static AttentionConfig from_spec(std::string_view text, const std::string& source = "spec") {
+    return AttentionConfig{detail::make<lawson_attention_config>(
+        lawson_attention_config_from_spec, text.data(), text.size(), source.c_str())};
+  }
+
+  AttentionConfig& pass(lawson_attention_pass value) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_PASS, value);
+  }
+  AttentionConfig& dtype(lawson_dtype value) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_DTYPE, value);
+  }
+  AttentionConfig& output_dtype(lawson_dtype value) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_OUTPUT_DTYPE, value);
+  }
+  AttentionConfig& batch(std::int64_t value) { return set_value(LAWSON_ATTENTION_BATCH, value); }
+  AttentionConfig& heads(std::int64_t value) { return set_value(LAWSON_ATTENTION_HEADS, value); }
+  AttentionConfig& kv_heads(std::int64_t value) {
+    return set_value(LAWSON_ATTENTION_KV_HEADS, value);
+  }
+  AttentionConfig& seqlen_q(std::int64_t value) {
+    return set_value(LAWSON_ATTENTION_SEQLEN_Q, value);
+  }
+  AttentionConfig& seqlen_kv(std::int64_t value) {
+    return set_value(LAWSON_ATTENTION_SEQLEN_KV, value);
+  }
+  AttentionConfig& head_dim_qk(std::int64_t value) {
+    return set_value(LAWSON_ATTENTION_HEAD_DIM_QK, value);
+  }
+  AttentionConfig& head_dim_v(std::int64_t value) {
+    return set_value(LAWSON_ATTENTION_HEAD_DIM_V, value);
+  }
+  AttentionConfig& layout(lawson_attention_layout value) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_LAYOUT, value);
+  }
+  AttentionConfig& mask(lawson_attention_mask value) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_MASK, value);
+  }
+  AttentionConfig& window(std::int64_t left, std::int64_t right) {
+    const std::int64_t bounds[] = {left, right};
+    return set_bytes(LAWSON_ATTENTION_WINDOW, bounds, sizeof(bounds));
+  }
+  AttentionConfig& bias(lawson_attention_bias value) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_BIAS, value);
+  }
+  AttentionConfig& bias_shape(std::span<const std::int64_t> values) {
+    return set_bytes(LAWSON_ATTENTION_BIAS_SHAPE, values.data(), values.size_bytes());
+  }
+  AttentionConfig& bias_dtype(lawson_dtype value) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_BIAS_DTYPE, value);
+  }
+  AttentionConfig& bias_grad(bool value = true) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_BIAS_GRAD, value ? 1 : 0);
+  }
+  AttentionConfig& attn_mask_dtype(lawson_dtype value) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_ATTN_MASK_DTYPE, value);
+  }
+  AttentionConfig& attn_mask_shape(std::span<const std::int64_t> values) {
+    return set_bytes(LAWSON_ATTENTION_ATTN_MASK_SHAPE, values.data(), values.size_bytes());
+  }
+  AttentionConfig& alibi_slopes(bool value = true) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_ALIBI_SLOPES, value ? 1 : 0);
+  }
+  AttentionConfig& alibi_slope_values(std::span<const double> values) {
+    return set_bytes(LAWSON_ATTENTION_ALIBI_SLOPE_VALUES, values.data(), values.size_bytes());
+  }
+  AttentionConfig& softmax(lawson_attention_softmax value) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_SOFTMAX, value);
+  }
+  AttentionConfig& softcap(double value) { return set_value(LAWSON_ATTENTION_SOFTCAP, value); }
+  AttentionConfig& dropout(double value) { return set_value(LAWSON_ATTENTION_DROPOUT, value); }
+  AttentionConfig& return_dropout_mask(bool value = true) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_RETURN_DROPOUT_MASK, value ? 1 : 0);
+  }
+  AttentionConfig& dropout_mask(bool value = true) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_DROPOUT_MASK, value ? 1 : 0);
+  }
+  AttentionConfig& scale(double value) { return set_value(LAWSON_ATTENTION_SCALE, value); }
+  AttentionConfig& deterministic(bool value = true) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_DETERMINISTIC, value ? 1 : 0);
+  }
+  AttentionConfig& return_stats(bool value = true) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_RETURN_STATS, value ? 1 : 0);
+  }
+  AttentionConfig& return_max_logit(bool value = true) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_RETURN_MAX_LOGIT, value ? 1 : 0);
+  }
+  AttentionConfig& cuda_graph(bool value = true) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_CUDA_GRAPH, value ? 1 : 0);
+  }
+  AttentionConfig& total_q(std::int64_t value) {
+    return set_value(LAWSON_ATTENTION_TOTAL_Q, value);
+  }
+  AttentionConfig& total_kv(std::int64_t value) {
+    return set_value(LAWSON_ATTENTION_TOTAL_KV, value);
+  }
+  AttentionConfig& seqlens_q(std::span<const std::int64_t> values) {
+    return set_bytes(LAWSON_ATTENTION_SEQLENS_Q, values.data(), values.size_bytes());
+  }
+  AttentionConfig& seqlens_kv(std::span<const std::int64_t> values) {
+    return set_bytes(LAWSON_ATTENTION_SEQLENS_KV, values.data(), values.size_bytes());
+  }
+  AttentionConfig& seqlens_q_padded(std::span<const std::int64_t> values) {
+    return set_bytes(LAWSON_ATTENTION_SEQLENS_Q_PADDED, values.data(), values.size_bytes());
+  }
+  AttentionConfig& seqlens_kv_padded(std::span<const std::int64_t> values) {
+    return set_bytes(LAWSON_ATTENTION_SEQLENS_KV_PADDED, values.data(), values.size_bytes());
+  }
+  AttentionConfig& padded_offsets(bool value = true) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_PADDED_OFFSETS, value ? 1 : 0);
+  }
+  AttentionConfig& page_size_k(std::int64_t value) {
+    return set_value(LAWSON_ATTENTION_PAGE_SIZE_K, value);
+  }
+  AttentionConfig& page_size_v(std::int64_t value) {
+    return set_value(LAWSON_ATTENTION_PAGE_SIZE_V, value);
+  }
+  AttentionConfig& pages(std::int64_t value) { return set_value(LAWSON_ATTENTION_PAGES, value); }
+  AttentionConfig& append(std::int64_t value) { return set_value(LAWSON_ATTENTION_APPEND, value); }
+  AttentionConfig& fp8_recipe(lawson_fp8_recipe value) {
+    return set_value<std::int32_t>(LAWSON_ATTENTION_FP8_RECIPE, value);
+  }
+  AttentionConfig& context_parallel(lawson_cp_strategy strategy, std::int64_t size) {
+    set_value<std::int32_t>(LAWSON_ATTENTION_CONTEXT_PARALLEL_STRATEGY, strategy);
+    return set_value(LAWSON_ATTENTION_CONTEXT_PARALLEL_SIZE, size);
+  }
+  // Of q, k, v, o, do, dq, dk or dv: LAWSON_ATTENTION_STRIDES_Q, ...; in [b,h,s,d] order.
+  AttentionConfig& strides(lawson_attention_attribute which, std::span<const std::int64_t> values) {
+    return set_bytes(which, values.data(), values.size_bytes());
+  }
+  AttentionConfig& name(std::string_view text) {
+    return set_bytes(LAWSON_ATTENTION_NAME, text.data(), text.size());
+  }
+
+  AttentionConfig& set_bytes(std::int32_t attribute, const void* value, std::size_t size) {
+    detail::check(lawson_attention_config_set_attribute(handle_.get(), attribute, value, size));
+    return *this;
+  }
+  template <typename T>
+  T value(std::int32_t attribute) const {
+    T result{};
+    detail::check(lawson_attention_config_get_attribute(handle(), attribute, &result,
+                                                        sizeof(result), nullptr));
+    return result;
+  }
+
+  // The spec with every default filled in: the form in which configs are compared.
+  std::string spec() const { return detail::text_of(lawson_attention_config_spec, handle()); }
+  Graph graph(lawson_attention_pass pass) const {
+    return Graph{detail::make<lawson_graph>(lawson_graph_from_attention, handle(),
+                                            static_cast<std::int32_t>(pass))};
+  }
+  const lawson_attention_config* handle() const { return handle_.get(); }
+
+ private:
+  template <auto Create, auto Destroy, auto Set, auto Pointers, auto Derive, auto PlanOf,
+            auto Workspace, typename Handle>
+  friend class BasicParams;
+  explicit AttentionConfig(lawson_attention_config* handle) : handle_{handle} {}
+
+  template <typename T>
+  AttentionConfig& set_value(std::int32_t attribute, T value) {
+    return set_bytes(attribute, &value, sizeof(value));
+  }
+
+  detail::Handle<lawson_attention_config, lawson_attention_config_destroy> handle_;
+};
+
+// All of a training config, or of every context-parallel step, must hold.
+inline Verdict select(const AttentionConfig& config, const Device& device,
+                      const Options& options = {}) {
+  const lawson_options given = options.c();
+  return Verdict{detail::make<lawson_verdict>(lawson_attention_select, config.handle(),
+                                              device.handle(), &given)};
+}
+
+// Shape and strides in [b,h,s,d] order; without them the config alone says what lies there.
+inline lawson_tensor tensor(const void* data, lawson_dtype dtype = LAWSON_DTYPE_UNSET,
+                            std::span<const std::int64_t> shape = {},
+                            std::span<const std::int64_t> strides = {}) {
+  lawson_tensor result{};
+  result.struct_size = sizeof(result);
+  result.data = const_cast<void*>(data);
+  result.dtype = dtype;
+  if (shape.size() > LAWSON_MAX_RANK || shape.size() != strides.size()) {
+    throw Error(LAWSON_INVALID_ARGUMENT, "tensor: shape and strides have one rank, of at most 8");
+  }
+  result.rank = static_cast<std::int32_t>(shape.size());
+  for (std::size_t i = 0; i < shape.size(); ++i) {
+    result.shape[i] = shape[i];
+    result.strides[i] = strides[i];
+  }
+  return result;
+}
+
+// Named tensors, run-time scalars and where to run; see ForwardParams and BackwardParams.
+template <auto Create, auto Destroy, auto Set, auto Pointers, auto Derive, auto PlanOf,
+          auto Workspace, typename Handle>
+class BasicParams {
+ public:
+  BasicParams() : handle_{detail::make<Handle>(Create)} {}
+
+  // Copies the config.
+  BasicParams& config(const AttentionConfig& config) {
+    const lawson_attention_config* handle = config.handle();
+    return set_value(LAWSON_PARAM_CONFIG, handle);
+  }
+  BasicParams& device(const Device& device) {
+    const lawson_device* handle = device.handle();
+    return set_value(LAWSON_PARAM_DEVICE, handle);
+  }
+  BasicParams& engine(std::string_view name) {
+    return set_bytes(LAWSON_PARAM_ENGINE, name.data(), name.size());
+  }
+  BasicParams& workspace_limit(std::int64_t bytes) {
+    return set_value(LAWSON_PARAM_WORKSPACE_LIMIT, bytes);
+  }
+  BasicParams& deterministic(bool value = true) {
+    return set_value(LAWSON_PARAM_DETERMINISTIC, std::int32_t{value});
+  }
+  BasicParams& scale(double value) { return set_value(LAWSON_PARAM_SCALE, value); }
+  BasicParams& sequences(std::int64_t count) { return set_value(LAWSON_PARAM_SEQUENCES, count); }
+  BasicParams& tensor(lawson_attention_param which, const lawson_tensor& value) {
+    return set_value(which, value);
+  }
+  // As the config says, at this address.
+  BasicParams& tensor(lawson_attention_param which, const void* data) {
+    return set_value(which, lawson::tensor(data));
+  }
+  BasicParams& remove(lawson_attention_param which) { return set_bytes(which, nullptr, 0); }
+  // The same tensors at new addresses.
+  BasicParams& pointers(std::span<const lawson_attention_pointer> list) {
+    detail::check(Pointers(handle_.get(), list.data(), list.size()));
+    return *this;
+  }
+  BasicParams& set_bytes(std::int32_t attribute, const void* value, std::size_t size) {
+    detail::check(Set(handle_.get(), attribute, value, size));
+    return *this;
+  }
+
+  AttentionConfig derive() const {
+    return AttentionConfig{detail::make<lawson_attention_config>(Derive, handle())};
+  }
+  // What a call runs, loaded; built unless the process has it.
+  Plan plan() const { return Plan{detail::make<lawson_plan>(PlanOf, handle())}; }
+  std::size_t workspace_size() const {
+    std::size_t size = 0;
+    detail::check(Workspace(handle(), &size));
+    return size;
+  }
+  const Handle* handle() const { return handle_.get(); }
+
+ private:
+  template <typename T>
+  BasicParams& set_value(std::int32_t attribute, const T& value) {
+    return set_bytes(attribute, &value, sizeof(value));
+  }
+
+  detail::Handle<Handle, Destroy> handle_;
+};
+
+using ForwardParams =
+    BasicParams<lawson_attention_fwd_params_create, lawson_attention_fwd_params_destroy,
+                lawson_attention_fwd_params_set_attribute, lawson_attention_fwd_params_set_pointers,
+                lawson_attention_fwd_params_derive, lawson_attention_fwd_params_plan,
+                lawson_attention_fwd_params_workspace_size, lawson_attention_fwd_params>;
+using BackwardParams =
+    BasicParams<lawson_attention_bwd_params_create, lawson_attention_bwd_params_destroy,
+                lawson_attention_bwd_params_set_attribute, lawson_attention_bwd_params_set_pointers,
+                lawson_attention_bwd_params_derive, lawson_attention_bwd_params_plan,
+                lawson_attention_bwd_params_workspace_size, lawson_attention_bwd_params>;
+
+// Asynchronous on `stream` (a CUstream) on a GPU.
+inline void forward(const ForwardParams& params, void* workspace = nullptr,
+                    std::size_t workspace_size = 0, void* stream = nullptr) {
+  detail::check(lawson_attention_forward(params.handle(), workspace, workspace_size, stream));
+}
+inline void backward(const BackwardParams& params, void* workspace = nullptr,
+                     std::size_t workspace_size = 0, void* stream = nullptr) {
+  detail::check(lawson_attention_backward(params.handle(), workspace, workspace_size, stream));
+}
 
 }  // namespace lawson
 

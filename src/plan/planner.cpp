@@ -62,6 +62,19 @@ Result<std::optional<int>> cuda_ordinal(const std::string& name) {
   return std::optional<int>{std::stoi(digits)};
 }
 
+// A refusal without a word is still told in words.
+Verdict with_text(Verdict verdict) {
+  if (verdict.decision != Decision::unsupported) return verdict;
+  std::erase_if(verdict.reasons, [](const Reason& reason) { return reason.message.empty(); });
+  if (verdict.reasons.empty()) {
+    verdict.reasons.push_back({"no_reason",
+                               fmt::format("engine '{}' refuses this on '{}' and gives no reason",
+                                           verdict.engine, verdict.target),
+                               ""});
+  }
+  return verdict;
+}
+
 }  // namespace
 
 class Planner::Impl {
@@ -386,7 +399,8 @@ Planner::~Planner() = default;
 
 Result<Verdict> Planner::probe(const ir::Graph& graph, const Device& device,
                                std::string_view engine, const Options& options) {
-  return impl_->probe(graph, device, engine, options);
+  LAWSON_TRY(Verdict verdict, impl_->probe(graph, device, engine, options));
+  return with_text(std::move(verdict));
 }
 
 Result<Plan> Planner::compile(const ir::Graph& graph, const Device& device, std::string_view engine,

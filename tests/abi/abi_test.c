@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "attention_abi.h"
+
 static int failures = 0;
 
 #define EXPECT(condition)                                              \
@@ -20,74 +22,72 @@ static int failures = 0;
 #define EXPECT_INVALID(call) \
   EXPECT((call) == LAWSON_INVALID_ARGUMENT && strstr(lawson_last_error_message(), "is NULL"))
 
-typedef void (*Function)(void);
-
-/* Every function, so that the program does not link without it. */
-static Function const kFunctions[] = {
-    (Function)lawson_bundle_destroy,
-    (Function)lawson_bundle_open,
-    (Function)lawson_bundle_plan,
-    (Function)lawson_bundle_size,
-    (Function)lawson_bundle_write,
-    (Function)lawson_compile,
-    (Function)lawson_configure,
-    (Function)lawson_data_buffer,
-    (Function)lawson_data_destroy,
-    (Function)lawson_data_generate,
-    (Function)lawson_data_verify,
-    (Function)lawson_device_destroy,
-    (Function)lawson_device_find,
-    (Function)lawson_device_is_present,
-    (Function)lawson_device_name,
-    (Function)lawson_devices_json,
-    (Function)lawson_explain,
-    (Function)lawson_graph_destroy,
-    (Function)lawson_graph_dot,
-    (Function)lawson_graph_from_json,
-    (Function)lawson_graph_json,
-    (Function)lawson_graph_name,
-    (Function)lawson_graph_print,
-    (Function)lawson_graph_tensor,
-    (Function)lawson_graph_tensor_count,
-    (Function)lawson_info,
-    (Function)lawson_last_error_message,
-    (Function)lawson_model_workloads,
-    (Function)lawson_plan_deserialize,
-    (Function)lawson_plan_destroy,
-    (Function)lawson_plan_engine,
-    (Function)lawson_plan_execute,
-    (Function)lawson_plan_graph,
-    (Function)lawson_plan_id,
-    (Function)lawson_plan_key,
-    (Function)lawson_plan_load,
-    (Function)lawson_plan_name,
-    (Function)lawson_plan_run,
-    (Function)lawson_plan_serialize,
-    (Function)lawson_plan_target,
-    (Function)lawson_plan_workspace_size,
-    (Function)lawson_probe,
-    (Function)lawson_probe_spec,
-    (Function)lawson_spec_destroy,
-    (Function)lawson_spec_from_json,
-    (Function)lawson_spec_graph,
-    (Function)lawson_spec_graph_count,
-    (Function)lawson_spec_json,
-    (Function)lawson_spec_name,
-    (Function)lawson_status_string,
-    (Function)lawson_text_data,
-    (Function)lawson_text_destroy,
-    (Function)lawson_text_size,
-    (Function)lawson_verdict_decision,
-    (Function)lawson_verdict_destroy,
-    (Function)lawson_verdict_engine,
-    (Function)lawson_verdict_json,
-    (Function)lawson_verdict_key,
-    (Function)lawson_verdict_plan_id,
-    (Function)lawson_verdict_reason_code,
-    (Function)lawson_verdict_reason_count,
-    (Function)lawson_verdict_reason_message,
-    (Function)lawson_verdict_strength,
-    (Function)lawson_version,
+/* Every function but those of attention_abi.c, so that the program does not link without it. */
+static AbiFunction const kFunctions[] = {
+    (AbiFunction)lawson_bundle_destroy,
+    (AbiFunction)lawson_bundle_open,
+    (AbiFunction)lawson_bundle_plan,
+    (AbiFunction)lawson_bundle_size,
+    (AbiFunction)lawson_bundle_write,
+    (AbiFunction)lawson_compile,
+    (AbiFunction)lawson_configure,
+    (AbiFunction)lawson_data_buffer,
+    (AbiFunction)lawson_data_destroy,
+    (AbiFunction)lawson_data_generate,
+    (AbiFunction)lawson_data_verify,
+    (AbiFunction)lawson_device_destroy,
+    (AbiFunction)lawson_device_find,
+    (AbiFunction)lawson_device_is_present,
+    (AbiFunction)lawson_device_name,
+    (AbiFunction)lawson_devices_json,
+    (AbiFunction)lawson_explain,
+    (AbiFunction)lawson_graph_destroy,
+    (AbiFunction)lawson_graph_dot,
+    (AbiFunction)lawson_graph_from_json,
+    (AbiFunction)lawson_graph_json,
+    (AbiFunction)lawson_graph_name,
+    (AbiFunction)lawson_graph_print,
+    (AbiFunction)lawson_graph_tensor,
+    (AbiFunction)lawson_graph_tensor_count,
+    (AbiFunction)lawson_info,
+    (AbiFunction)lawson_last_error_message,
+    (AbiFunction)lawson_model_workloads,
+    (AbiFunction)lawson_plan_deserialize,
+    (AbiFunction)lawson_plan_destroy,
+    (AbiFunction)lawson_plan_engine,
+    (AbiFunction)lawson_plan_execute,
+    (AbiFunction)lawson_plan_graph,
+    (AbiFunction)lawson_plan_id,
+    (AbiFunction)lawson_plan_key,
+    (AbiFunction)lawson_plan_load,
+    (AbiFunction)lawson_plan_name,
+    (AbiFunction)lawson_plan_run,
+    (AbiFunction)lawson_plan_serialize,
+    (AbiFunction)lawson_plan_target,
+    (AbiFunction)lawson_plan_workspace_size,
+    (AbiFunction)lawson_probe,
+    (AbiFunction)lawson_probe_spec,
+    (AbiFunction)lawson_spec_destroy,
+    (AbiFunction)lawson_spec_from_json,
+    (AbiFunction)lawson_spec_graph,
+    (AbiFunction)lawson_spec_graph_count,
+    (AbiFunction)lawson_spec_json,
+    (AbiFunction)lawson_spec_name,
+    (AbiFunction)lawson_status_string,
+    (AbiFunction)lawson_text_data,
+    (AbiFunction)lawson_text_destroy,
+    (AbiFunction)lawson_text_size,
+    (AbiFunction)lawson_verdict_decision,
+    (AbiFunction)lawson_verdict_destroy,
+    (AbiFunction)lawson_verdict_engine,
+    (AbiFunction)lawson_verdict_json,
+    (AbiFunction)lawson_verdict_key,
+    (AbiFunction)lawson_verdict_plan_id,
+    (AbiFunction)lawson_verdict_reason_code,
+    (AbiFunction)lawson_verdict_reason_count,
+    (AbiFunction)lawson_verdict_reason_message,
+    (AbiFunction)lawson_verdict_strength,
+    (AbiFunction)lawson_version,
 };
 
 static void layout(void) {
@@ -148,6 +148,7 @@ static void layout(void) {
   FIELD(lawson_run_result, milliseconds_min);
   FIELD(lawson_run_result, milliseconds_median);
   FIELD(lawson_run_result, milliseconds_max);
+  attention_layout();
 }
 
 static void nulls(void) {
@@ -181,6 +182,29 @@ static void nulls(void) {
   EXPECT_INVALID(lawson_data_buffer(NULL, 0, NULL, NULL));
   EXPECT_INVALID(lawson_plan_run(NULL, NULL, 0, NULL));
   EXPECT_INVALID(lawson_data_verify(NULL, NULL, NULL, NULL));
+  EXPECT_INVALID(lawson_attention_config_create(NULL));
+  EXPECT_INVALID(lawson_attention_config_set_attribute(NULL, 1, NULL, 0));
+  EXPECT_INVALID(lawson_attention_config_get_attribute(NULL, 1, NULL, 0, NULL));
+  EXPECT_INVALID(lawson_attention_config_from_spec(NULL, 0, NULL, NULL));
+  EXPECT_INVALID(lawson_attention_config_spec(NULL, NULL));
+  EXPECT_INVALID(lawson_graph_from_attention(NULL, LAWSON_PASS_FORWARD, NULL));
+  EXPECT_INVALID(lawson_attention_select(NULL, NULL, NULL, NULL));
+  EXPECT_INVALID(lawson_attention_fwd_params_create(NULL));
+  EXPECT_INVALID(lawson_attention_fwd_params_set_attribute(NULL, 1, NULL, 0));
+  EXPECT_INVALID(lawson_attention_fwd_params_get_attribute(NULL, 1, NULL, 0, NULL));
+  EXPECT_INVALID(lawson_attention_fwd_params_set_pointers(NULL, NULL, 0));
+  EXPECT_INVALID(lawson_attention_fwd_params_derive(NULL, NULL));
+  EXPECT_INVALID(lawson_attention_fwd_params_plan(NULL, NULL));
+  EXPECT_INVALID(lawson_attention_fwd_params_workspace_size(NULL, NULL));
+  EXPECT_INVALID(lawson_attention_bwd_params_create(NULL));
+  EXPECT_INVALID(lawson_attention_bwd_params_set_attribute(NULL, 1, NULL, 0));
+  EXPECT_INVALID(lawson_attention_bwd_params_get_attribute(NULL, 1, NULL, 0, NULL));
+  EXPECT_INVALID(lawson_attention_bwd_params_set_pointers(NULL, NULL, 0));
+  EXPECT_INVALID(lawson_attention_bwd_params_derive(NULL, NULL));
+  EXPECT_INVALID(lawson_attention_bwd_params_plan(NULL, NULL));
+  EXPECT_INVALID(lawson_attention_bwd_params_workspace_size(NULL, NULL));
+  EXPECT_INVALID(lawson_attention_forward(NULL, NULL, 0, NULL));
+  EXPECT_INVALID(lawson_attention_backward(NULL, NULL, 0, NULL));
 
   /* Accessors and destroyers of nothing. */
   EXPECT(strcmp(lawson_text_data(NULL), "") == 0 && lawson_text_size(NULL) == 0);
@@ -206,6 +230,9 @@ static void nulls(void) {
   lawson_plan_destroy(NULL);
   lawson_bundle_destroy(NULL);
   lawson_data_destroy(NULL);
+  lawson_attention_config_destroy(NULL);
+  lawson_attention_fwd_params_destroy(NULL);
+  lawson_attention_bwd_params_destroy(NULL);
   EXPECT(strcmp(lawson_status_string((lawson_status)77), "unknown status") == 0);
 }
 
@@ -385,6 +412,9 @@ int main(int argc, char** argv) {
   }
   for (size_t i = 0; i < sizeof kFunctions / sizeof kFunctions[0]; ++i) {
     EXPECT(kFunctions[i] != NULL);
+  }
+  for (size_t i = 0; i < kAttentionFunctionCount; ++i) {
+    EXPECT(kAttentionFunctions[i] != NULL);
   }
   EXPECT(strcmp(lawson_last_error_message(), "") == 0);
   EXPECT(strcmp(lawson_status_string(LAWSON_OK), "ok") == 0);

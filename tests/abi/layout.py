@@ -10,8 +10,9 @@ import sys
 
 def main():
     parser = argparse.ArgumentParser()
-    for name in ("program", "header", "golden"):
+    for name in ("program", "golden"):
         parser.add_argument("--" + name, required=True)
+    parser.add_argument("--headers", required=True, nargs="+")
     args = parser.parse_args()
     printed = subprocess.run([args.program, "--layout"], check=True, capture_output=True,
                              text=True).stdout
@@ -30,9 +31,11 @@ def main():
             if line not in known:
                 print("now: ", line)
         return 1
-    # Nothing of the header is missing from the program's table.
-    with open(args.header, encoding="utf-8") as file:
-        header = file.read()
+    # Nothing of the headers is missing from the program's table.
+    header = ""
+    for path in args.headers:
+        with open(path, encoding="utf-8") as file:
+            header += file.read()
     names = re.findall(r"^\s+(LAWSON_\w+) = \d+", header, re.MULTILINE)
     names += re.findall(r"^typedef struct (lawson_\w+) \{", header, re.MULTILINE)
     missing = [name for name in names if not re.search(rf"^{name}\b", golden, re.MULTILINE)]
