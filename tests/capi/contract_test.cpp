@@ -152,13 +152,14 @@ TEST(Contract, VerifiedMeansExecuted) {
 
 TEST(Contract, WhatHasNoGraphIsAnAnswer) {
   const auto spec = lawson::Spec::from_json(R"({"lawson": 1, "kind": "attention", "heads": 2,
-    "seqlen_q": 24, "head_dim_qk": 16, "dropout": 0.1, "layout": "thd"})");
+    "seqlen_q": 24, "head_dim_qk": 16, "softmax": "off_by_one", "bias": "alibi",
+    "context_parallel": {"strategy": "ring", "size": 2}})");
   EXPECT_EQ(spec.graph_count(), 0U);
   const auto device = lawson::Device::find("cpu");
   const auto verdict = lawson::probe(spec, device);
   EXPECT_EQ(verdict.decision(), LAWSON_NOT_SUPPORTED);
   ASSERT_EQ(verdict.reasons().size(), 2U);
-  EXPECT_TRUE(has(verdict.reasons()[0].message + verdict.reasons()[1].message, "dropout"));
+  EXPECT_TRUE(has(verdict.reasons()[0].message + verdict.reasons()[1].message, "softmax"));
   const Json answer = Json::parse(lawson::explain(spec, device));
   EXPECT_EQ(answer["verdict"]["verdict"], "unsupported");
   EXPECT_FALSE(answer["conditions"].empty());
@@ -171,7 +172,7 @@ TEST(Contract, VerdictsOutliveLaterCalls) {
   const auto device = lawson::Device::find("cpu");
   const auto verdict = [&] {
     const auto spec = lawson::Spec::from_json(R"({"lawson": 1, "kind": "attention", "heads": 2,
-      "seqlen_q": 24, "head_dim_qk": 16, "dropout": 0.1})");
+      "seqlen_q": 25, "head_dim_qk": 16, "context_parallel": {"size": 2}})");
     return lawson::probe(spec, device);
   }();
   const std::string before = verdict.reasons().at(0).message;

@@ -83,13 +83,19 @@ TEST(AttentionNeighbours, EachFeatureCanBeLeftOut) {
   EXPECT_FALSE(changed(document, "output_dtype").empty());
 }
 
-TEST(AttentionNeighbours, WhatIsNotLoweredCanBeLeftOut) {
-  const Json document =
-      attention({{"dropout", 0.1}, {"paged", {{"page_size_k", 16}}}, {"layout", "thd"}});
-  EXPECT_FALSE(changed(document, "dropout").empty());
-  EXPECT_FALSE(changed(document, "paged").empty());
-  const auto dense = changed(document, "layout");
+TEST(AttentionNeighbours, FeaturesCanBeLeftOut) {
+  EXPECT_FALSE(changed(attention({{"dropout", 0.1}}), "dropout").empty());
+  EXPECT_FALSE(changed(attention({{"paged", {{"page_size_k", 16}}}}), "paged").empty());
+  const auto dense = changed(attention({{"layout", "thd"}}), "layout");
   EXPECT_TRUE(any_has(dense, {{"layout", "bshd"}, {"mask", "padding"}}));
+}
+
+TEST(AttentionNeighbours, OtherSplits) {
+  const Json ring{{"strategy", "ring"}, {"size", 2}};
+  const auto splits = changed(attention({{"context_parallel", ring}}), "context_parallel");
+  for (const char* other : {"all_gather", "all_to_all"}) {
+    EXPECT_TRUE(any_has(splits, {{"context_parallel", {{"strategy", other}, {"size", 2}}}}));
+  }
 }
 
 TEST(AttentionNeighbours, ExactRewritesOfMasks) {

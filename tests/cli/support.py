@@ -71,6 +71,11 @@ def attention(**fields):
     return {k: v for k, v in spec.items() if v is not None}
 
 
+def refused():
+    """Valid, and without a graph: refused because of its softmax, on every device."""
+    return attention(softmax="off_by_one", context_parallel={"strategy": "ring", "size": 2})
+
+
 def graph(**fields):
     spec = {"lawson": 1, "kind": "graph", "name": "test",
             "inputs": [{"name": "a", "dtype": "f32", "shape": [2, 4, 8]},

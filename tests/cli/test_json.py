@@ -3,7 +3,7 @@
 import json
 import re
 
-from support import MODELS, SPECS, Case, attention, main, needs_cudnn
+from support import MODELS, SPECS, Case, attention, main, needs_cudnn, refused
 
 VERDICT = {"verdict", "strength", "evidence", "engine", "key", "target", "reasons", "rewrites"}
 
@@ -52,22 +52,57 @@ class OnCpu(Schema):
         self.assertEqual(verdict["verdict"], "supported")
 
     def test_no_is_1(self):
-        spec = self.write("a.json", attention(dropout=0.5))
+        spec = self.write("a.json", refused())
         verdict = self.expect(1, "probe", spec, "--target", "cpu", "--json").json
         self.check_verdict(verdict, "cpu")
         self.assertEqual(verdict["verdict"], "unsupported")
-        self.assertIn("dropout", verdict["reasons"][0]["message"])
+        self.assertIn("softmax", verdict["reasons"][0]["message"])
         text = self.expect(1, "probe", spec, "--target", "cpu").out
         self.assertIn("unsupported", text)
-        self.assertIn("dropout", text)
+        self.assertIn("softmax", text)
 
     def test_explain(self):
-        spec = self.write("a.json", attention(dropout=0.5))
+        spec = self.write("a.json", refused())
         answer = self.expect(1, "explain", spec, "--target", "cpu", "--json").json
         self.check_verdict(answer["verdict"], "cpu")
         self.assertLessEqual({"verdict", "conditions", "neighbours", "probed"}, set(answer))
         for neighbour in answer["neighbours"]:
             self.assertLessEqual({"change", "field", "kind", "verdict"}, set(neighbour))
+
+    def test_steps_of_context_parallelism(self):
+        ring = SPECS / "attention-ring.json"
+        verdict = self.expect(0, "probe", ring, "--target", "cpu", "--json").json
+        self.check_verdict(verdict, "cpu")
+        names = ["ring step 0 of rank 0", "ring step 1 of rank 0", "ring step 1 of rank 1"]
+        self.assertEqual([step["name"] for step in verdict["steps"]], names)
+        self.assertEqual([(s["rank"], s["step"]) for s in verdict["steps"]],
+                         [(0, 0), (0, 1), (1, 1)])
+        for step in verdict["steps"]:
+            self.check_verdict(step, "cpu")
+            self.assertEqual([p["name"] for p in step["parts"]], ["forward", "backward"])
+        keys = {verdict["key"], *(step["key"] for step in verdict["steps"])}
+        self.assertEqual(len(keys), 4)
+        text = self.expect(0, "probe", ring, "--target", "cpu").out
+        self.assertIn("3 distinct steps", text)
+        for name in names:
+            self.assertIn("✓ " + name, text)
+        plans = self.expect(0, "compile", ring, "--target", "cpu", "-o", self.folder / "a.bundle",
+                            "--json").json["plans"]
+        parts = [part for step in verdict["steps"] for part in step["parts"]]
+        self.assertEqual([p["plan_id"] for p in plans], [p["plan_id"] for p in parts])
+
+    def test_a_split_that_cannot_be_made(self):
+        split = {"strategy": "all_gather", "size": 2}
+        spec = self.write("a.json", attention(seqlen_q=10, mask="causal", context_parallel=split))
+        answer = self.expect(1, "explain", spec, "--target", "cpu", "--json").json
+        fields = {reason["field"] for reason in answer["verdict"]["reasons"]}
+        self.assertEqual(fields, {"seqlen_q", "seqlen_kv"})
+        changes = [n["change"] for n in answer["neighbours"]]
+        self.assertIn("context_parallel all_gather -> all_to_all", changes)
+        self.assertNotIn("context_parallel all_gather -> ring", changes)
+        table = self.expect(0, "check", spec, "--target", "cpu").out
+        self.assertIn("all_gather over 2", table)
+        self.assertIn("needs a multiple of 4", table)
 
     def test_check(self):
         answer = self.expect(0, "check", MODELS / "gpt2.json", "--target", "cpu", "--json").json
@@ -98,7 +133,7 @@ class OnCpu(Schema):
         self.assertEqual(lengths, {(256, 256), (1, 512)})
 
     def test_require(self):
-        spec = self.write("a.json", attention(dropout=0.5))
+        spec = self.write("a.json", refused())
         self.expect(0, "check", spec, "--target", "cpu")
         self.expect(1, "check", spec, "--target", "cpu", "--require")
         self.expect(0, "check", SPECS / "seed.json", "--target", "cpu", "--require")
@@ -128,12 +163,12 @@ class OnCpu(Schema):
         self.assertIn("has no plan of graph", refused.err)
 
     def test_compile_keeps_what_fuses(self):
-        spec = self.write("no.json", attention(dropout=0.5))
+        spec = self.write("no.json", refused())
         bundle = self.folder / "a.bundle"
         answer = self.expect(1, "compile", spec, SPECS / "seed.json", "--target", "cpu", "-o",
                              bundle, "--json").json
         self.assertEqual(len(answer["plans"]), 1)
-        self.assertIn("dropout", answer["refused"][0]["reasons"][0]["message"])
+        self.assertIn("softmax", answer["refused"][0]["reasons"][0]["message"])
         self.expect(0, "run", SPECS / "seed.json", "--engine", "cpu", "--plan", bundle)
         only_no = self.folder / "b.bundle"
         self.expect(1, "compile", spec, "--target", "cpu", "-o", only_no)

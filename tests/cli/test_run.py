@@ -4,7 +4,8 @@ import json
 import math
 import struct
 
-from support import SPECS, Case, attention, decode, environment, graph, main, read_npy, write_npy
+from support import (SPECS, Case, attention, decode, environment, graph, main, read_npy, refused,
+                     write_npy)
 
 
 class Run(Case):
@@ -15,7 +16,9 @@ class Run(Case):
                                      "1", "--json").json
                 self.assertTrue(result["ok"])
                 self.assertEqual(result["engine"], "cpu")
-                wanted = 2 if json.loads(spec.read_text()).get("pass") == "training" else 1
+                document = json.loads(spec.read_text())
+                wanted = 2 if document.get("pass") == "training" else 1
+                wanted *= 3 if "context_parallel" in document else 1  # the distinct steps of a ring
                 self.assertEqual(len(result["graphs"]), wanted)
                 for part in result["graphs"]:
                     self.assertTrue(part["plan_id"])
@@ -44,11 +47,17 @@ class Run(Case):
         self.assertEqual(error["kind"], "unavailable")
 
     def test_what_has_no_graph_is_refused(self):
-        spec = self.write("a.json", attention(dropout=0.1))
-        self.assertIn("dropout", self.expect(1, "run", spec, "--engine", "cpu").err)
+        spec = self.write("a.json", refused())
+        self.assertIn("softmax", self.expect(1, "run", spec, "--engine", "cpu").err)
 
 
 class SaveAndLoad(Case):
+    def test_steps_have_no_one_folder(self):
+        for option in ("--save", "--load"):
+            result = self.expect(2, "run", SPECS / "attention-ring.json", "--engine", "cpu", option,
+                                 self.folder)
+            self.assertIn(f"{option} is for", result.err)
+
     def saved(self, spec, *more):
         folder = self.folder / "saved"
         self.expect(0, "run", spec, "--engine", "cpu", "--repeat", "1", "--save", folder, *more)

@@ -55,6 +55,10 @@ std::string describe_attention(const Json& spec) {
     parts.push_back(fmt::format("b{}", batch));
   }
   parts.push_back(fmt::format("{}×{}", q, number("seqlen_kv", q)));
+  if (const auto it = spec.find("context_parallel"); it != spec.end() && it->is_object()) {
+    parts.push_back(fmt::format("{} over {}", it->value("strategy", std::string{"ring"}),
+                                it->value("size", std::int64_t{1})));
+  }
   return fmt::format("{}", fmt::join(parts, " "));
 }
 

@@ -174,7 +174,10 @@ class Compiler {
     if (!work.graph || lawson_spec_graph_count(specs_[work.spec].get()) < 2) return work.source;
     const std::string name = lawson_graph_name(work.graph.get());
     const std::size_t dot = name.rfind('.');
-    return dot == std::string::npos ? work.source : work.source + name.substr(dot);
+    if (dot == std::string::npos) return work.source;
+    // A step of context_parallel has a name of its own.
+    const bool own = name.substr(0, dot) != lawson_spec_name(specs_[work.spec].get());
+    return own ? work.source + ' ' + name : work.source + name.substr(dot);
   }
 
   void add_spec(const Json& document, const std::string& source) {

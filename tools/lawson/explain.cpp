@@ -129,10 +129,8 @@ std::string neighbour_text(const Json& neighbour) {
   } else if (word != "supported" && !verdict["reasons"].empty()) {
     why = ": " + verdict["reasons"][0].value("message", std::string{});
   }
-  const std::string mark = word == "supported"   ? paint("✓", Style::good)
-                           : word == "undecided" ? paint("?", Style::warning)
-                                                 : paint("✗", Style::bad);
-  return paragraph("  " + mark + " ", neighbour.value("change", std::string{}) + why);
+  return paragraph("  " + verdict_mark(verdict) + " ",
+                   neighbour.value("change", std::string{}) + why);
 }
 
 std::string explain_text(const Json& answer, const std::string& name) {

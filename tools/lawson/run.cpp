@@ -145,6 +145,13 @@ class Runner {
   void run() {
     const std::size_t count = lawson_spec_graph_count(spec_.get());
     if (count == 0) refuse();
+    const bool folder = !arguments_.save.empty() || !arguments_.load.empty();
+    if (folder && json_of(lawson_spec_json, spec_.get()).contains("context_parallel")) {
+      throw bad_input(
+          fmt::format("{}: {} is for the tensors of one graph or of training; each step of "
+                      "context_parallel has its own of the same names",
+                      document_.source, arguments_.save.empty() ? "--load" : "--save"));
+    }
     for (std::size_t i = 0; i < count; ++i) {
       Part part;
       part.graph = make<Graph>(lawson_spec_graph, spec_.get(), i);

@@ -45,6 +45,28 @@ std::string details(const Json& verdict) {
   return out;
 }
 
+constexpr std::size_t kMaxStepLines = 16;
+
+// The distinct steps under context parallelism: those that stand in the way first.
+std::string steps_text(const Json& verdict) {
+  std::vector<const Json*> steps;
+  for (const Json& step : verdict["steps"]) steps.push_back(&step);
+  std::stable_partition(steps.begin(), steps.end(), [](const Json* step) {
+    return step->value("verdict", std::string{}) != "supported";
+  });
+  std::string out = fmt::format("  {}\n", counted(steps.size(), "distinct step"));
+  for (std::size_t i = 0; i < std::min(steps.size(), kMaxStepLines); ++i) {
+    const auto name = steps[i]->value("name", std::string{});
+    const auto plan = steps[i]->value("plan_name", std::string{});
+    out += paragraph("    " + verdict_mark(*steps[i]) + " ",
+                     name + (plan.empty() ? "" : ", plan " + plan));
+  }
+  if (steps.size() > kMaxStepLines) {
+    out += fmt::format("    and {} more; all of them with --json\n", steps.size() - kMaxStepLines);
+  }
+  return out;
+}
+
 }  // namespace
 
 CLI::App* add_verb(CLI::App& app, Session& session, const std::string& name,
@@ -136,7 +158,15 @@ std::string verdict_text(const Json& verdict, const std::string& subject) {
   for (const Json& reason : verdict.value("reasons", Json::array())) {
     out += paragraph("  - ", reason.value("message", std::string{}));
   }
+  if (verdict.contains("steps")) out += steps_text(verdict);
   return out + details(verdict);
+}
+
+std::string verdict_mark(const Json& verdict) {
+  const auto word = verdict.value("verdict", std::string{"error"});
+  return word == "supported"   ? paint("✓", Style::good)
+         : word == "undecided" ? paint("?", Style::warning)
+                               : paint("✗", Style::bad);
 }
 
 int exit_code_of(const Json& verdict) {

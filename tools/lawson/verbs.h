@@ -55,6 +55,7 @@ std::vector<Target> resolve_targets(const std::vector<std::string>& given,
 std::string verdict_text(const Json& verdict, const std::string& subject);
 // " supported", "unsupported", ... in its colour.
 std::string verdict_word(const Json& verdict);
+std::string verdict_mark(const Json& verdict);  // one sign
 // Exit code of one verdict: 0 supported, 1 unsupported, 3 undecided or an error.
 int exit_code_of(const Json& verdict);
 // Of several: what went wrong (3, 2) wins over "no" (1), and that over undecided (3).
