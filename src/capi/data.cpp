@@ -10,7 +10,9 @@
 #include "capi/context.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
+#include "plan/device_data.h"
 #include "plan/inputs.h"
+#include "plan/oracle.h"
 #include "plan/verify.h"
 
 struct lawson_data {
@@ -51,39 +53,15 @@ plan::Buffer* find_buffer(lawson_data& data, std::int64_t uid) {
   return nullptr;
 }
 
-// Memory on the device for the life of one run.
-class DeviceMemory {
- public:
-  DeviceMemory(Engine& engine, const Device& device) : engine_{engine}, device_{device} {}
-  DeviceMemory(const DeviceMemory&) = delete;
-  DeviceMemory& operator=(const DeviceMemory&) = delete;
-  ~DeviceMemory() {
-    for (void* block : blocks_) static_cast<void>(engine_.release(device_, block));
-  }
-
-  Result<void*> add(std::size_t bytes) {
-    blocks_.reserve(blocks_.size() + 1);
-    LAWSON_TRY(void* block, engine_.allocate(device_, std::max<std::size_t>(bytes, 1)));
-    blocks_.push_back(block);
-    return block;
-  }
-
- private:
-  Engine& engine_;
-  const Device& device_;
-  std::vector<void*> blocks_;
-};
-
 struct Run {
   const lawson_plan& plan;
   const lawson_plan::Executable& executable;
   plan::Planner& planner;
   Engine& engine;
-  std::vector<Binding> bindings;
-  void* workspace = nullptr;
+  plan::DeviceData data;
 
   Status once() {
-    return planner.execute(plan.plan, *executable.loaded, bindings, workspace,
+    return planner.execute(plan.plan, *executable.loaded, data.bindings(), data.workspace(),
                            static_cast<std::size_t>(plan.plan.workspace_bytes), nullptr);
   }
 
@@ -123,43 +101,6 @@ Result<lawson_run_result> measure(Run& run, std::int32_t repetitions) {
   const std::size_t middle = times.size() / 2;
   result.milliseconds_median =
       times.size() % 2 == 1 ? times[middle] : (times[middle - 1] + times[middle]) / 2;
-  return result;
-}
-
-Result<lawson_run_result> run_on_host(Run& run, lawson_data& data, std::int32_t repetitions) {
-  run.bindings = plan::bindings_of(data.inputs, data.outputs);
-  constexpr std::size_t kAlignment = 64;  // a cache line, and any vector register
-  const auto size = static_cast<std::size_t>(run.plan.plan.workspace_bytes);
-  std::vector<std::byte> workspace(size + kAlignment);
-  void* start = workspace.data();
-  std::size_t space = workspace.size();
-  run.workspace = std::align(kAlignment, size, start, space);
-  return measure(run, repetitions);
-}
-
-Result<lawson_run_result> run_on_gpu(Run& run, lawson_data& data, std::int32_t repetitions) {
-  const Device& device = run.executable.device;
-  DeviceMemory memory(run.engine, device);
-  std::vector<std::pair<const plan::Buffer*, void*>> outputs;
-  for (auto* list : {&data.inputs, &data.outputs}) {
-    for (const plan::Buffer& buffer : *list) {
-      Binding binding = buffer.binding();
-      if (!data.graph.tensor(buffer.id()).by_value) {
-        LAWSON_TRY(binding.data, memory.add(buffer.bytes()));
-        LAWSON_CHECK(
-            run.engine.copy_to_device(device, binding.data, buffer.data(), buffer.bytes()));
-        if (list == &data.outputs) outputs.emplace_back(&buffer, binding.data);
-      }
-      run.bindings.push_back(binding);
-    }
-  }
-  if (run.plan.plan.workspace_bytes > 0) {
-    LAWSON_TRY(run.workspace, memory.add(static_cast<std::size_t>(run.plan.plan.workspace_bytes)));
-  }
-  LAWSON_TRY(lawson_run_result result, measure(run, repetitions));
-  for (const auto& [buffer, block] : outputs) {
-    LAWSON_CHECK(run.engine.copy_to_host(device, buffer->data(), block, buffer->bytes()));
-  }
   return result;
 }
 
@@ -253,10 +194,11 @@ lawson_status lawson_plan_run(const lawson_plan* plan, lawson_data* data, int32_
       return error(ErrorKind::internal, "the loaded plan's engine '{}' is not in this build",
                    plan->plan.engine);
     }
-    Run run{*plan, *executable, *planner, *engine, {}, nullptr};
-    LAWSON_TRY(lawson_run_result measured, executable->device.kind == Device::Kind::cpu
-                                               ? run_on_host(run, *data, repetitions)
-                                               : run_on_gpu(run, *data, repetitions));
+    Run run{*plan, *executable, *planner, *engine, {*engine, executable->device}};
+    LAWSON_CHECK(
+        run.data.place(data->graph, data->inputs, data->outputs, plan->plan.workspace_bytes));
+    LAWSON_TRY(const lawson_run_result measured, measure(run, repetitions));
+    LAWSON_CHECK(run.data.fetch());
     if (result == nullptr) return {};
     return write_struct(measured, result, "lawson_run_result", kRunPrefixes);
   });
@@ -278,9 +220,8 @@ lawson_status lawson_data_verify(const lawson_plan* plan, const lawson_data* dat
                    "this build lacks one",
                    plan->plan.engine);
     }
-    const auto inputs = plan::bindings_of(data->inputs, {});
-    LAWSON_TRY(auto expected,
-               reference->oracle(data->graph, inputs, engine->arithmetic(data->graph)));
+    LAWSON_TRY(const auto expected, plan::expected_outputs(*engine, *reference, data->graph,
+                                                           data->inputs, data->outputs));
     const plan::Comparison comparison = plan::compare(data->graph, data->outputs, expected);
     if (json != nullptr) LAWSON_CHECK(give_text(dump(comparison_to_json(comparison)), json));
     *ok = comparison.ok() ? 1 : 0;

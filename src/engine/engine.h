@@ -94,6 +94,7 @@ struct Arithmetic {
   double accumulate_roundoff = 0;   // per addition (f32: 2^-24)
   double probability_roundoff = 0;  // storage of softmax probabilities between the two matmuls
   double function_roundoff = 0;     // relative error of exp, tanh, ...
+  bool own_dropout = false;         // dropout's random stream is the engine's, not ops.h's
   double partial_roundoff = 0;  // storage of gradients that are then added: dK and dV of each head
                                 // of a group, the scores' gradients for dBias
 };

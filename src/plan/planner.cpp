@@ -318,8 +318,13 @@ class Planner::Impl {
       return error(ErrorKind::unavailable,
                    "strength 'verified' compares with the reference engine, which is not here");
     }
-    LAWSON_TRY(const Comparison comparison,
-               run_and_compare(graph, plan, engine, *reference, device, kVerifySeed));
+    const auto compared = run_and_compare(graph, plan, engine, *reference, device, kVerifySeed);
+    if (!compared.ok()) {
+      if (compared.error().kind != ErrorKind::unsupported) return compared.error();
+      verdict.reasons = compared.error().reasons;  // built, and why not more
+      return verdict;
+    }
+    const Comparison& comparison = *compared;
     verdict.strength = Strength::verified;
     if (!comparison.ok()) {
       verdict.decision = Decision::unsupported;

@@ -237,6 +237,7 @@ class CudnnEngine : public Engine {
     result.function_roundoff = 0x1p-18;    // ex2.approx, lg2.approx, rcp.approx and friends
     const auto facts = attention_facts(graph);
     if (facts) {
+      result.own_dropout = true;
       result.probability_roundoff = unit_roundoff(facts->dtype);
       result.partial_roundoff = unit_roundoff(facts->dtype);
       if (facts->dtype == DType::f32) result.operand_roundoff = 0x1p-11;  // TF32
