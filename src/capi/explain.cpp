@@ -17,6 +17,7 @@ using front::Neighbour;
 
 constexpr std::size_t kMaxTogether = 3;  // changes made at once
 constexpr std::size_t kMaxTargets = 8;
+constexpr std::size_t kMaxPeeled = 8;  // conditions that stand one behind the other
 
 // One probe: the spec with these changes, on this device.
 struct Trial {
@@ -65,7 +66,7 @@ class Explanation {
         std::make_move_iterator(singles.end()));
     singles.resize(single_count);
 
-    if (!report(singles, "alone")) try_together(singles);
+    if (!report(singles, "alone") && !try_together(singles)) peel();
     for (const Trial& trial : elsewhere) report_target(trial);
     document_["probed"] = probed_;
     if (!errors_.empty()) document_["errors"] = errors_;
@@ -209,7 +210,8 @@ class Explanation {
     return trial.verdict && trial.verdict->verdict.reasons != trial.before;
   }
 
-  void try_together(const std::vector<Trial>& singles) {
+  // True: some changes together are enough.
+  bool try_together(const std::vector<Trial>& singles) {
     std::vector<Trial> parents = singles;
     for (std::size_t together = 2; together <= kMaxTogether; ++together) {
       std::vector<Trial> trials;
@@ -227,11 +229,71 @@ class Explanation {
           }
         }
       }
-      if (trials.empty()) return;
+      if (trials.empty()) return false;
       probe_all(trials);
-      if (report(trials, "together")) return;
+      if (report(trials, "together")) return true;
       parents = std::move(trials);
     }
+    return false;
+  }
+
+  // Many things are wrong at once, and an engine names the first alone: change what it names, look
+  // at what it names next, and so on. Each change that removed a reason was a failing condition.
+  void peel() {
+    Trial current;
+    current.verdict = own_;
+    for (std::size_t depth = 0; depth < kMaxPeeled && !current.supported(); ++depth) {
+      std::vector<Trial> trials;
+      for (std::size_t i = 0; i < changes_.size(); ++i) {
+        if (changes_[i].field == "pass") continue;
+        if (current.changes.empty()) {
+          Trial trial;
+          trial.changes = {i};
+          trial.device = &device_;
+          trial.before = own_->verdict.reasons;
+          trial.removed = {first_of(trial.before)};
+          trials.push_back(std::move(trial));
+        } else {
+          add_joint(trials, current, i);
+        }
+      }
+      probe_all(trials);
+      const Trial* best = nullptr;
+      for (const Trial& trial : trials) {
+        const int rank = progress(trial);
+        if (rank > 0 && (best == nullptr || rank > progress(*best))) best = &trial;
+      }
+      if (best == nullptr) break;
+      current = *best;
+    }
+    if (current.supported()) {
+      report({current}, "together");
+      return;
+    }
+    for (std::size_t i = 0; i < current.changes.size(); ++i) {
+      add_condition(current.changes[i], current.removed[i], "together");
+    }
+    if (current.changes.empty()) return;
+    for (const Reason& reason : current.verdict->verdict.reasons) {
+      document_["conditions"].push_back({{"field", reason.field},
+                                         {"change", ""},
+                                         {"enough", "unknown"},
+                                         {"code", reason.code},
+                                         {"message", reason.message}});
+    }
+  }
+
+  // 3: supported; 2: changed what the reason names, and the reason went; 1: it went otherwise.
+  int progress(const Trial& trial) const {
+    if (trial.supported()) return 3;
+    if (!moved(trial)) return 0;
+    const auto& now = trial.verdict->verdict.reasons;
+    const Reason was = first_of(trial.before);
+    if (std::find(now.begin(), now.end(), was) != now.end()) return 0;
+    const bool named = std::any_of(trial.changes.begin(), trial.changes.end(), [&](std::size_t i) {
+      return !was.field.empty() && changes_[i].field == was.field;
+    });
+    return named ? 2 : 1;
   }
 
   void add_joint(std::vector<Trial>& trials, const Trial& parent, std::size_t change) const {
