@@ -311,7 +311,7 @@ TEST(ReferenceRagged, WhatIsNotThereIsLeftAlone) {
 
 TEST(ReferenceRagged, LengthsThatCannotBeAreErrors) {
   const auto message = [](const Ragged& ragged, const ir::AttentionRule& rule,
-                          std::vector<Operand> more = {}) {
+                          const std::vector<Operand>& more = {}) {
     auto operands = ragged.operands();
     operands.insert(operands.end(), more.begin(), more.end());
     OpBench bench(ir::Attention{rule}, operands, {"o"});
