@@ -71,6 +71,13 @@ class Maker {
   }
   bool backward() const { return spec_.pass == Pass::backward; }
 
+  // q, k and v: they have the same sequences.
+  bool one_memory() const {
+    using Packing = front::Layout::Packing;
+    const auto layout = front::parse_layout(level("layout"));
+    return layout->packing == Packing::qkv_s3hd || layout->packing == Packing::qkv_h3d;
+  }
+
   void pass() {
     spec_.pass = has("pass", "backward") ? Pass::backward : Pass::forward;
     spec_.return_stats = has("pass", "stats");
@@ -154,12 +161,15 @@ class Maker {
       q = kv + 1 + dice_.below(60);
     } else if (word == "more keys") {
       kv = q + 1 + dice_.below(140);
-    } else if (word == "no keys") {
-      kv = 0;
-    } else if (word == "no queries") {
-      q = 0;
-    } else if (word == "no batch") {
-      spec_.batch = 0;
+    } else if (word == "empty") {
+      // Lists of lengths need a batch; tensors of one memory have one length.
+      const bool listed = !is("sequences", "generated");
+      const std::int64_t which = listed ? 1 + dice_.below(2) : dice_.below(3);
+      if (one_memory() || which == 0) {
+        spec_.batch = 0;
+      } else {
+        (which == 1 ? q : kv) = 0;
+      }
     } else if (word == "many") {
       spec_.batch = 33;
       q = kv = 2 + dice_.below(7);
@@ -175,7 +185,11 @@ class Maker {
   // Fewer sequences, then fewer heads of the same kind, then shorter sequences.
   void fit() {
     const std::int64_t longest = std::max(spec_.seqlen_q, spec_.seqlen_kv);
-    while (spec_.batch > 1 && !is("length", "many") &&
+    // One sequence of length 0 would be all of a batch of 1.
+    const bool listed = !is("sequences", "generated") && !is("sequences", "full");
+    if (listed && spec_.batch == 1) spec_.batch = 2;
+    const std::int64_t fewest_sequences = listed ? 2 : 1;
+    while (spec_.batch > fewest_sequences && !is("length", "many") &&
            (products() > kMostProducts || spec_.batch * longest > kMostTokens)) {
       --spec_.batch;
     }
@@ -279,7 +293,8 @@ class Maker {
   Dims drawn_lengths(std::int64_t longest, bool zeros) {
     Dims lengths;
     for (std::int64_t b = 0; b < spec_.batch; ++b) {
-      lengths.push_back(dice_.chance(25) ? longest : dice_.below(longest + 1));
+      lengths.push_back(dice_.chance(25) ? longest
+                                         : std::min(longest, 1 + dice_.below(longest + 1)));
     }
     if (zeros && !lengths.empty()) {
       lengths[static_cast<std::size_t>(dice_.below(spec_.batch))] = 0;
@@ -312,10 +327,7 @@ class Maker {
     const std::int64_t which = word == "zeros" ? dice_.below(3) : 2;
     spec_.seqlens_q = drawn_lengths(spec_.seqlen_q, word == "zeros" && which != 0);
     spec_.seqlens_kv = drawn_lengths(spec_.seqlen_kv, word == "zeros" && which != 1);
-    // Tensors of one memory have the sequences of one memory.
-    const auto layout = front::parse_layout(spec_.layout);
-    using Packing = front::Layout::Packing;
-    const bool one = layout->packing == Packing::qkv_s3hd || layout->packing == Packing::qkv_h3d;
+    const bool one = one_memory();
     if (one) spec_.seqlens_kv = spec_.seqlens_q;
     if (word == "gaps") {
       spec_.seqlens_q_padded = gapped(spec_.seqlens_q);
@@ -502,7 +514,7 @@ std::vector<Axis> attention_axes(Profile profile) {
        0, false, 20},
       {"length",
        {"small", "one", "decode", "edge 64", "edge 128", "edges 64 128", "64 mod 128", "long",
-        "more queries", "more keys", "no keys", "no queries", "no batch", "many"},
+        "more queries", "more keys", "empty", "many"},
        0,
        false,
        30},

@@ -5,6 +5,10 @@
 #include <set>
 
 #include "cases/cases.h"
+#include "cases/expected.h"
+#include "cases/judge.h"
+#include "engine/cpu/cpu.h"
+#include "engine/reference/reference.h"
 #include "front/attention.h"
 
 namespace lawson::cases {
@@ -96,6 +100,63 @@ TEST(EdgeCases, AreSpecsWithNamesOfTheirOwn) {
   }
   EXPECT_TRUE(names.contains("edge-defect-20-gaps-causal-poisoned-backward"));
   EXPECT_TRUE(names.contains("nan-table-192-d128-float-shifted"));
+}
+
+// A mask that is dumped and one that is read off the output are the same where a row sees, and with
+// it as an operand the oracle is right about the engine's forward and backward.
+TEST(EngineMask, ReadsWhatTheEngineDrops) {
+  const auto cpu = make_cpu_engine();
+  const auto reference = make_reference_engine();
+  const Device device = cpu_device();
+  for (const char* layout : {"bshd", "thd", "sbhd_thd_thd"}) {
+    for (const char* pass : {"forward", "backward"}) {
+      Json spec{{"lawson", 1},
+                {"kind", "attention"},
+                {"pass", pass},
+                {"dtype", "bf16"},
+                {"batch", 3},
+                {"heads", 4},
+                {"kv_heads", 2},
+                {"seqlen_q", 39},
+                {"seqlen_kv", 43},
+                {"head_dim_qk", 8},
+                {"dropout", 0.3},
+                {"layout", layout},
+                {"mask", "padding_causal"}};
+      const Case item{"dropout", spec, 5, plan::InputStyle::normal};
+      const auto dumped = dumped_mask(*cpu, device, *reference, item);
+      auto read = read_mask(*cpu, device, *reference, item);
+      ASSERT_TRUE(dumped.ok()) << dumped.error().message;
+      ASSERT_TRUE(read.ok()) << read.error().message;
+      int seen = 0;
+      // One may be in a larger bucket than the other: [b, ...].
+      for (std::size_t i = 0; i < std::min(read->size(), dumped->size()); ++i) {
+        if ((*read)[i] > 1) continue;
+        ++seen;
+        ASSERT_EQ((*read)[i], (*dumped)[i]) << layout << ' ' << i;
+      }
+      EXPECT_GT(seen, 500);
+      double kept = 0;
+      EXPECT_EQ(wrong_rate(*read, 0.3, kept), "");
+      EXPECT_NE(wrong_rate(*read, 0.5, kept), "");
+
+      const auto graph = graph_of(item);
+      ASSERT_TRUE(graph.ok());
+      auto expected = expected_with_mask(*cpu, *reference, item, *graph, *read);
+      ASSERT_TRUE(expected.ok()) << expected.error().message;
+      const auto plan = compiled(*cpu, device, *graph, {});
+      ASSERT_TRUE(plan.ok()) << plan.error().message;
+      const auto right =
+          judge(*cpu, device, *graph, *plan, expected->inputs, expected->outputs, {});
+      ASSERT_TRUE(right.ok()) << right.error().message;
+      EXPECT_TRUE(right->ok()) << layout << ' ' << pass << ": " << right->text();
+      for (double& keep : *read) keep = keep == 1 ? 0 : 1;
+      expected = expected_with_mask(*cpu, *reference, item, *graph, *read);
+      const auto wrong =
+          judge(*cpu, device, *graph, *plan, expected->inputs, expected->outputs, {});
+      EXPECT_FALSE(wrong.ok() && wrong->ok()) << "another mask is as good";
+    }
+  }
 }
 
 }  // namespace

@@ -5,10 +5,13 @@
 //   --mode specs    write the cases as spec files into --out
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
+#include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <map>
+#include <thread>
 
 #include "cases/cases.h"
 #include "cases/judge.h"
@@ -26,20 +29,33 @@ struct Flags {
   std::string json;
   std::string out;
   int count = 100;
+  int sample = 0;  // of the attention cases; 0: all
   std::uint64_t seed = 1;
+  std::uint64_t sample_seed = 1;
+  int shard = 1;
+  int shards = 1;
+  int threads = 1;
   bool verbose = false;
 };
 
 std::vector<Case> chosen_cases(const Flags& flags) {
   const Profile profile = flags.profile == "gpu" ? Profile::gpu : Profile::any;
   std::vector<Case> cases;
+  int number = 0;
   const auto append = [&](std::vector<Case> more) {
     for (Case& item : more) {
+      if (number++ % flags.shards != flags.shard - 1) continue;
       if (item.name.find(flags.only) != std::string::npos) cases.push_back(std::move(item));
     }
   };
   const bool all = flags.kind == "all";
-  if (all || flags.kind == "attention") append(attention_cases(flags.seed, flags.count, profile));
+  if (all || flags.kind == "attention") {
+    auto list = attention_cases(flags.seed, flags.count, profile);
+    if (flags.sample > 0) {
+      list = sampled(std::move(list), static_cast<std::size_t>(flags.sample), flags.sample_seed);
+    }
+    append(std::move(list));
+  }
   if (all || flags.kind == "fusion") append(fusion_cases(flags.seed, flags.count, profile));
   if (all || flags.kind == "edge") append(edge_cases());
   return cases;
@@ -74,6 +90,7 @@ Outcome parity(Engine& engine, const Device& device, const ir::Graph& graph, Eng
   options.style = item.style;
   options.repetitions = perf ? 5 : 1;
   options.compare = !perf;
+  options.in_place = item.seed % 2 == 1;
   auto result = judge(engine, device, graph, reference, options);
   if (!result.ok()) {
     const bool refused = result.error().kind == ErrorKind::unsupported;
@@ -81,13 +98,41 @@ Outcome parity(Engine& engine, const Device& device, const ir::Graph& graph, Eng
   }
   if (perf) return {"ok", fmt::format("{:.1f} us", result->seconds * 1e6), 0, result->seconds};
   const plan::Comparison& comparison = result->comparison;
-  Outcome outcome{comparison.ok() ? "ok" : "wrong", comparison.text(), comparison.max_ratio(),
+  Outcome outcome{result->ok() ? "ok" : "wrong", result->text(), comparison.max_ratio(),
                   result->seconds};
   for (const plan::OutputComparison& output : comparison.outputs) {
     outcome.elements += output.elements;
     outcome.unjudged += output.unjudged;
   }
   return outcome;
+}
+
+Outcome outcome_of(const Flags& flags, Engine& engine, const Device& device, Engine& reference,
+                   const Case& item) {
+  const auto graph = graph_of(item);
+  if (!graph.ok()) {
+    const bool refused = graph.error().kind == ErrorKind::unsupported;
+    return {refused ? "unsupported" : "error", first_reason(graph.error())};
+  }
+  if (flags.mode == "support") return support(engine, device, *graph);
+  return parity(engine, device, *graph, reference, item, flags.mode == "perf");
+}
+
+// In the order of the cases.
+std::vector<Outcome> outcomes_of(const Flags& flags, Engine& engine, const Device& device,
+                                 Engine& reference, const std::vector<Case>& cases) {
+  std::vector<Outcome> outcomes(cases.size());
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    for (std::size_t i = next++; i < cases.size(); i = next++) {
+      outcomes[i] = outcome_of(flags, engine, device, reference, cases[i]);
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (int i = 1; i < flags.threads; ++i) threads.emplace_back(work);
+  work();
+  threads.clear();
+  return outcomes;
 }
 
 int write_specs(const Flags& flags, const std::vector<Case>& cases) {
@@ -124,17 +169,10 @@ int run(const Flags& flags) {
   double worst = 0;
   std::int64_t elements = 0;
   std::int64_t unjudged = 0;
-  for (const Case& item : cases) {
-    auto graph = graph_of(item);
-    Outcome outcome;
-    if (!graph.ok()) {
-      const bool refused = graph.error().kind == ErrorKind::unsupported;
-      outcome = {refused ? "unsupported" : "error", first_reason(graph.error())};
-    } else if (flags.mode == "support") {
-      outcome = support(*engine, *device, *graph);
-    } else {
-      outcome = parity(*engine, *device, *graph, *reference, item, flags.mode == "perf");
-    }
+  const std::vector<Outcome> outcomes = outcomes_of(flags, *engine, *device, *reference, cases);
+  for (std::size_t i = 0; i < cases.size(); ++i) {
+    const Case& item = cases[i];
+    const Outcome& outcome = outcomes[i];
     ++tally[outcome.word];
     worst = std::max(worst, outcome.ratio);
     elements += outcome.elements;
@@ -180,6 +218,11 @@ int run(const Flags& flags) {
 int main(int argc, char** argv) {
   lawson::cases::Flags flags;
   CLI::App app{"The parity case list on one engine"};
+  app.footer(
+      "CI runs a sample of the attention list:\n"
+      "  lawson-parity --kind attention --count 20000 --sample 2000 --threads 2\n"
+      "All of it (about half an hour on two cores):\n"
+      "  lawson-parity --kind attention --count 20000 --threads 2");
   app.add_option("--engine", flags.engine, "cpu, reference or cudnn");
   app.add_option("--mode", flags.mode)
       ->check(CLI::IsMember({"parity", "perf", "support", "specs"}));
@@ -188,11 +231,22 @@ int main(int argc, char** argv) {
   app.add_option("--profile", flags.profile, "what is drawn: anything, or what GPUs usually take")
       ->check(CLI::IsMember({"any", "gpu"}));
   app.add_option("--count", flags.count, "random cases of each kind");
-  app.add_option("--seed", flags.seed);
+  app.add_option("--seed", flags.seed, "of the list");
+  app.add_option("--sample", flags.sample,
+                 "of the attention cases: the covering rows and a draw of the others");
+  app.add_option("--sample-seed", flags.sample_seed);
+  app.add_option("--shard", flags.shard, "which part of --shards, from 1 on")
+      ->check(CLI::PositiveNumber);
+  app.add_option("--shards", flags.shards)->check(CLI::PositiveNumber);
+  app.add_option("--threads", flags.threads, "cases at once")->check(CLI::PositiveNumber);
   app.add_option("--only", flags.only, "cases whose name contains this");
   app.add_option("--json", flags.json, "write a report");
   app.add_option("--out", flags.out, "folder for --mode specs");
   app.add_flag("--verbose", flags.verbose, "print every case");
   CLI11_PARSE(app, argc, argv);
+  if (flags.shard > flags.shards) {
+    std::cerr << fmt::format("--shard {} of {}\n", flags.shard, flags.shards);
+    return 2;
+  }
   return lawson::cases::run(flags);
 }

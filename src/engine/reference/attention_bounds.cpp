@@ -129,8 +129,10 @@ Score score_of(const AttentionProblem& p, const Roundoff& r, std::int64_t b, std
     add_term(r, mask->value[at], mask->error_at(at), s);
   }
   if (p.rule().alibi) {
+    // Engines may take slope * j and slope * i' one by one.
     const double term = p.alibi_term(b, h, i, j);
-    add_term(r, term, 2 * r.sum * std::fabs(term), s);
+    const double first = p.alibi_term(b, h, i, 0);
+    add_term(r, term, 2 * r.sum * (std::fabs(first) + std::fabs(term - first)), s);
   }
   return s;
 }
@@ -449,7 +451,8 @@ struct Backward {
     if (p.bias() != nullptr) {
       add_error(
           results[Slot::dbias], p.bias_at(b, h, i, j),
-          p.rule().pre_scale_bias ? scaled_error + over_bias * scaled : dx_error + over_bias * dx);
+          p.rule().pre_scale_bias ? scaled_error + over_bias * scaled
+                                  : dx_error + over_bias * dx + r.stored_floor);
     }
     add_errors_of(results[Slot::dq], query * deep, p.k(), key, deep,
                   scaled_error + over_columns * scaled, scaled, r.floor);
