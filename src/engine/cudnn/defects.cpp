@@ -48,12 +48,15 @@ bool tail_is_masked(const AttentionFacts& facts) {
   return last_row + facts.rule->right < facts.s_kv;
 }
 
-// Axes of the scores [b, h, s_q, s_kv] along which the bias is repeated.
+// Axes of the scores [b, h, s_q, s_kv] along which what is added to them is repeated: the bias, or
+// a mask of a float type in its place.
 bool bias_repeats(const Question& question, std::size_t axis) {
   const AttentionFacts& facts = *question.attention;
-  if (facts.bias == ir::kNone) return false;
+  ir::TensorId added = facts.bias;
+  if (added == ir::kNone) added = facts.node->inputs[ir::AttentionSlots::mask];
+  if (added == ir::kNone || !is_float(question.graph.tensor(added).dtype)) return false;
   const Dims full{facts.batch, facts.heads, facts.s_q, facts.s_kv};
-  return question.graph.tensor(facts.bias).shape[axis] < full[axis];
+  return question.graph.tensor(added).shape[axis] < full[axis];
 }
 
 // An operand with at most one dim above 1 that a pointwise operation repeats.

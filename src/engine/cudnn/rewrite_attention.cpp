@@ -35,6 +35,13 @@ class Rewriter {
   }
 
   Result<std::optional<NativeAttention>> run() {
+    if (facts_.s_q == 0 || facts_.s_kv == 0) {
+      return unsupported("empty_tensor",
+                         fmt::format("the longest sequence has {} queries and {} keys: there is "
+                                     "nothing to compute",
+                                     facts_.s_q, facts_.s_kv),
+                         facts_.s_q == 0 ? "seqlen_q" : "seqlen_kv");
+    }
     if (!choose_bounds()) return std::optional<NativeAttention>{};
     LAWSON_CHECK(check_alignment());
     LAWSON_CHECK(append_to_caches());
@@ -55,6 +62,7 @@ class Rewriter {
     scores();
     rows_that_see_nothing();
     dropout();
+    keys_without_queries();
     gaps();
     for (const std::string& id : repairs_.defects) note("avoids " + id);
     return std::optional{std::move(n_)};
@@ -418,7 +426,7 @@ class Rewriter {
       n_.alibi = false;
       if (operand(Slot::slopes) != nullptr) note("alibi_slopes_as_bias");
     }
-    const bool expanded = bias != nullptr && repairs_.expand_bias;
+    const bool expanded = repairs_.expand_bias;
     const bool made = alibi || hide_unseen_ || expanded || rule_.pre_scale_bias ||
                       (mask != nullptr && (bias != nullptr || mask->dtype == DType::boolean));
     const bool wants_gradient = facts_.backward && result(B::dbias) != nullptr;
@@ -634,11 +642,36 @@ class Rewriter {
       zero({facts_.backward ? std::size_t{B::dq} : std::size_t{F::o}}, q_side_, packing_q(),
            facts_.heads);
     }
-    if (!facts_.backward) return;
-    // cuDNN leaves the gradients of a sequence without keys or queries as they are.
-    if (facts_.has_lengths()) {
+    if (facts_.backward && operand(Slot::cu_seqlens_kv_padded) != nullptr) {
       zero({std::size_t{B::dk}, std::size_t{B::dv}}, kv_side_, packing_kv(), facts_.kv_heads);
     }
+  }
+
+  // cuDNN leaves the gradients of a sequence without keys or queries as they are.
+  void keys_without_queries() {
+    if (!facts_.backward || !facts_.has_lengths()) return;
+    NativeTensor flags = own("unseen_keys", DType::u8, {facts_.batch, 1, facts_.s_kv});
+    steps::MaskedRows find;  // keys are the rows, and see the queries
+    find.scores.batch = facts_.batch;
+    find.scores.heads = 1;
+    find.scores.rows = facts_.s_kv;
+    find.scores.columns = facts_.s_q;
+    find.scores.seqlen_q = step_operand(*n_.tensors[N::seqlen_kv], 1);
+    find.scores.seqlen_kv = step_operand(*n_.tensors[N::seqlen_q], 1);
+    find.scores.sequences = scalar_input(Slot::sequences);
+    find.flags = step_operand(flags, 3);
+    find.flags.strides = flags.strides;
+    n_.supplies.after.emplace_back(std::move(find));
+    steps::ClearRows clear;
+    clear.batch = facts_.batch;
+    clear.heads = facts_.kv_heads;
+    clear.rows = facts_.s_kv;
+    clear.flags = step_operand(flags, 3);
+    clear.sequences = scalar_input(Slot::sequences);
+    clear.packing = packing_kv();
+    clear.tensors = {cleared(B::dk), cleared(B::dv)};
+    n_.supplies.after.emplace_back(std::move(clear));
+    note("unseen_keys_cleared");
   }
 
   const ir::Graph& graph_;

@@ -69,10 +69,21 @@ TEST(Defects, RepeatedBias) {
   EXPECT_EQ(defect_of(with_bias({1, 2, 256, 1}, "backward"), 900, 91900), "bias-repeated-backward");
   EXPECT_EQ(defect_of(with_bias({1, 2, 1, 256}, "forward"), 900, 91900), "");
   EXPECT_EQ(defect_of(with_bias({1, 2, 1, 1}, "forward"), 900, 91900), "bias-per-head-forward");
-  // What is refused is not hidden by what is only marked: 320 keys are half a tile too many.
-  EXPECT_EQ(
-      defect_of(attention({{"bias", "post_scale"}, {"bias_shape", {1, 2, 1, 320}}}), 900, 91900),
-      "bias-repeated-backward");
+}
+
+// A mask of a float type is added like a bias where there is none; a bool mask never is.
+TEST(Defects, RepeatedMask) {
+  const auto with_mask = [](const std::string& dtype, const Dims& shape, const std::string& pass) {
+    return attention({{"attn_mask", {{"dtype", dtype}, {"shape", shape}}}, {"seqlen_q", 256}},
+                     pass);
+  };
+  EXPECT_EQ(defect_of(with_mask("bf16", {1, 1, 256, 256}, "backward"), 900, 91900), "");
+  EXPECT_EQ(defect_of(with_mask("bf16", {1, 1, 1, 256}, "backward"), 900, 91900),
+            "bias-repeated-backward");
+  EXPECT_EQ(defect_of(with_mask("bf16", {1, 1, 1, 256}, "forward"), 900, 91900), "");
+  EXPECT_EQ(defect_of(with_mask("f32", {1, 1, 1, 1}, "forward"), 900, 91900),
+            "bias-per-head-forward");
+  EXPECT_EQ(defect_of(with_mask("bool", {1, 1, 1, 256}, "backward"), 900, 91900), "");
 }
 
 TEST(Defects, LengthsThatNoPlanKnows) {
@@ -82,6 +93,60 @@ TEST(Defects, LengthsThatNoPlanKnows) {
   const ir::Graph padded = attention({{"mask", "padding"}, {"seqlen_q", 256}}, "forward");
   EXPECT_EQ(defect_of(padded, 900, 91900), "padding-empty-keys");
   EXPECT_EQ(defect_of(attention({{"seqlen_q", 256}}, "forward"), 900, 91900), "");
+}
+
+// What is only repaired does not stand before what bars.
+TEST(Defects, BarredBeforeRepaired) {
+  const Json window{{"window", {64, -1}}, {"seqlen_q", 2048 + 64}};
+  EXPECT_EQ(defect_of(attention(window), 900, 91400), "window-9.14.0");
+  EXPECT_EQ(defect_of(attention(window), 900, 91600), "hopper-backward-kv-tail");
+  const Json repeated{{"bias", "post_scale"}, {"bias_shape", {1, 2, 1, 1}}};
+  EXPECT_EQ(defect_of(attention(repeated), 900, 91001), "attention-9.10");
+}
+
+// The caller's dropout mask goes in as values of 0 and 1 (rewrite_attention.cpp).
+TEST(Defects, DropoutMasksAreNone) {
+  const Json mask{{"dropout", 0.1}, {"dropout_mask", true}, {"seqlen_q", 256}};
+  EXPECT_EQ(defect_of(attention(mask, "forward"), 900, 91900), "");
+  EXPECT_EQ(defect_of(attention(mask), 900, 91900), "");
+}
+
+Repairs repairs_of(const ir::Graph& graph, int compute_capability, int version) {
+  Device device;
+  device.kind = Device::Kind::cuda;
+  device.compute_capability = compute_capability;
+  return repairs_for(graph, device, version);
+}
+
+TEST(Defects, RepairsByVersionAndDevice) {
+  using Ids = std::vector<std::string>;
+  const ir::Graph tail = attention({});
+  Repairs repairs = repairs_of(tail, 900, 91900);
+  EXPECT_TRUE(repairs.full_lengths);
+  EXPECT_FALSE(repairs.expand_bias || repairs.clear_rows);
+  EXPECT_EQ(repairs.defects, Ids{"hopper-backward-kv-tail"});
+  EXPECT_FALSE(repairs_of(tail, 900, 91500).full_lengths);
+  EXPECT_FALSE(repairs_of(tail, 800, 91900).full_lengths);
+  EXPECT_FALSE(repairs_of(tail, 1000, 91900).full_lengths);
+
+  const ir::Graph one = attention({{"seqlen_q", 1}, {"seqlen_kv", 64}});
+  EXPECT_EQ(repairs_of(one, 900, 91900).defects, Ids{"hopper-backward-kv-tail"});
+  EXPECT_EQ(repairs_of(one, 900, 92500).defects,
+            (Ids{"hopper-backward-kv-tail", "hopper-backward-one-query"}));
+
+  repairs =
+      repairs_of(attention({{"bias", "post_scale"}, {"bias_shape", {1, 2, 1, 1}}}), 900, 91900);
+  EXPECT_TRUE(repairs.full_lengths && repairs.expand_bias);
+  EXPECT_EQ(repairs.defects,
+            (Ids{"hopper-backward-kv-tail", "bias-repeated-backward", "bias-per-head-forward"}));
+
+  repairs = repairs_of(attention({{"mask", "padding"}}, "forward"), 800, 91900);
+  EXPECT_TRUE(repairs.clear_rows);
+  EXPECT_FALSE(repairs.full_lengths || repairs.expand_bias);
+  EXPECT_EQ(repairs.defects, Ids{"padding-empty-keys"});
+
+  // Rows that bar repair nothing.
+  EXPECT_TRUE(repairs_of(attention({{"seqlen_q", 256}}, "forward"), 900, 91000).defects.empty());
 }
 
 TEST(Defects, FusionThatRepeatsAnInputTwice) {
