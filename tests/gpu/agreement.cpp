@@ -1,221 +1,356 @@
 // lawson-agreement: does what is judged without a GPU hold on the GPU? Needs a live device.
 // For each case of the list: the deviceless verdict for the target equals the live one (for
-// attention also the list of plans, in order); every accepted case executes and stays within the
-// oracle's bound; and the plan compiled without the device gives the same bits as the one compiled
-// on it. Writes one JSON document, prints a short table last. Exits 1 when anything disagrees.
+// attention also the list of plans, in order); every refusal has a reason; every accepted case
+// executes, stays within the oracle's bound, writes its outputs and nothing else; and the plan
+// compiled without the device gives the same bits as the one compiled on it. Writes one JSON
+// document, prints a short table last. Exits 1 when anything disagrees.
 #include <CLI/CLI.hpp>
 
+#include <algorithm>
 #include <atomic>
-#include <cstring>
+#include <chrono>
+#include <cmath>
 #include <fstream>
 #include <iostream>
+#include <set>
 #include <thread>
 
-#include "cases/cases.h"
-#include "cases/judge.h"
 #include "engine/registry.h"
-#include "plan/planner.h"
+#include "gpu/examine.h"
 
 namespace lawson::cases {
 namespace {
 
+using Clock = std::chrono::steady_clock;
+
 struct Flags {
-  int attention = 200;
+  int forward = 1500;
+  int backward = 1000;
   int fusion = 100;
-  int bitwise_every = 4;
+  int bitwise_every = 8;
+  bool edges = true;
+  bool judge_only = false;  // without a device
   std::uint64_t seed = 2026;
   std::string target = "h200";
   std::string libexec;
   std::string json;
-  unsigned threads = std::max(1U, std::thread::hardware_concurrency() / 2);
+  std::string only;  // part of a case's name
+  double budget = 300;
+  double case_budget = 30;
+  unsigned threads = std::max(1U, std::thread::hardware_concurrency());
 };
 
-struct Row {
-  Case item;
-  std::string deviceless;  // supported, unsupported, undecided, error
-  std::string live;
-  std::string deviceless_reason;
-  std::string live_reason;
-  bool same_plans = false;
-  std::string plan_name;
-  std::string plan_id;
-  std::string defect;
-  std::string executed;  // ok, wrong, error, "" (not accepted)
-  std::string detail;
-  double ratio = 0;
-  std::string bitwise;  // equal, unstable, differs, other plan, wrong, error, "" (not tried)
-
-  bool is_attention() const { return item.spec.at("kind") == "attention"; }
-  bool verdicts_differ() const { return deviceless != live && deviceless != "undecided"; }
-};
-
-struct Machine {
-  plan::Planner& planner;
-  Engine& cudnn;
-  Engine& reference;
-  Device target;  // not present: judged in workers
-  Device live;
-};
-
-std::string first_reason(const std::vector<Reason>& reasons) {
-  return reasons.empty() ? "" : reasons.front().message;
+// So many forward and backward cases, the covering rows first.
+std::vector<Case> attention_list(const Flags& flags) {
+  const int drawn = 2 * (flags.forward + flags.backward);
+  int forward = flags.forward;
+  int backward = flags.backward;
+  std::vector<Case> list;
+  for (Case& item : attention_cases(flags.seed, drawn, Profile::gpu)) {
+    int& left = item.spec.at("pass") == "backward" ? backward : forward;
+    if (left-- > 0) list.push_back(std::move(item));
+  }
+  return list;
 }
 
-bool same_bits(const Judgement& a, const Judgement& b) {
-  for (std::size_t i = 0; i < a.outputs.size(); ++i) {
-    const auto& x = a.outputs[i];
-    if (std::memcmp(x.data(), b.outputs[i].data(), x.bytes()) != 0) return false;
-  }
-  return true;
-}
-
-void compare_bitwise(Machine& machine, const ir::Graph& graph, const JudgeOptions& options,
-                     const Judgement& live, Row& row) {
-  auto plan = machine.planner.compile(graph, machine.target, "cudnn", options.options);
-  if (!plan.ok()) {
-    row.bitwise = "error";
-    row.detail = plan.error().message;
-    return;
-  }
-  JudgeOptions given = options;
-  given.plan = &*plan;
-  given.compare = true;  // a plan of another engine config is held to the oracle instead
-  auto judged = judge(machine.cudnn, machine.live, graph, machine.reference, given);
-  if (!judged.ok()) {
-    row.bitwise = "error";
-    row.detail = judged.error().message;
-  } else if (!judged->comparison.ok()) {
-    row.bitwise = "wrong";
-    row.detail = judged->comparison.text();
-  } else if (plan->plan_name != live.plan.plan_name) {
-    row.bitwise = "other plan";
-  } else if (same_bits(*judged, live)) {
-    row.bitwise = "equal";
-  } else {
-    // Sums by atomics (dSink, some dQ) differ from run to run of one and the same plan.
-    given.plan = &live.plan;
-    const auto again = judge(machine.cudnn, machine.live, graph, machine.reference, given);
-    row.bitwise = again.ok() && !same_bits(*again, live) ? "unstable" : "differs";
-  }
-}
-
-void examine(Machine& machine, bool bitwise, Row& row) {
-  const auto graph = graph_of(row.item);
-  if (!graph.ok()) {
-    row.deviceless = row.live = "error";
-    row.detail = graph.error().message;
-    return;
-  }
-  const Options options;
-  const auto word = [](const Result<Verdict>& verdict, std::string& reason) -> std::string {
-    reason = verdict.ok() ? first_reason(verdict->reasons) : verdict.error().message;
-    return verdict.ok() ? std::string{to_string(verdict->decision)} : "error";
+std::vector<Row> rows_of(const Flags& flags) {
+  std::vector<Row> rows;
+  const auto append = [&](std::vector<Case> list) {
+    for (Case& item : list) {
+      if (item.name.find(flags.only) == std::string::npos) continue;
+      rows.emplace_back().item = std::move(item);
+    }
   };
-  const auto deviceless = machine.planner.probe(*graph, machine.target, "cudnn", options);
-  const auto live = machine.planner.probe(*graph, machine.live, "cudnn", options);
-  row.deviceless = word(deviceless, row.deviceless_reason);
-  row.live = word(live, row.live_reason);
-  if (!deviceless.ok() || !live.ok()) return;
-  row.same_plans = deviceless->plan_names == live->plan_names;
-  row.defect = live->defect;
-  if (live->decision != Decision::supported) return;
-
-  JudgeOptions how;
-  how.seed = row.item.seed;
-  how.style = row.item.style;
-  const auto judged = judge(machine.cudnn, machine.live, *graph, machine.reference, how);
-  if (!judged.ok()) {
-    // Accepted by the checks, refused by the build: `judged` is weaker than `built`, and says so.
-    row.executed = judged.error().kind == ErrorKind::unsupported ? "not built" : "error";
-    row.detail = judged.error().message;
-    return;
-  }
-  row.plan_name = judged->plan.plan_name;
-  row.plan_id = judged->plan.plan_id;
-  row.ratio = judged->comparison.max_ratio();
-  row.executed = judged->comparison.ok() ? "ok" : "wrong";
-  if (!judged->comparison.ok()) row.detail = judged->comparison.text();
-  // What is wrong by a known defect is wrong in the other plan too.
-  if (bitwise && judged->comparison.ok() && live->decision == deviceless->decision) {
-    compare_bitwise(machine, *graph, how, *judged, row);
-  }
+  append(attention_list(flags));
+  if (flags.edges) append(edge_cases());
+  append(fusion_cases(flags.seed, flags.fusion, Profile::gpu));
+  return rows;
 }
 
-Json to_json(const Row& row) {
+// ---- what went wrong ----
+
+bool bad_bits(const Row& row) {
+  return row.bitwise == "differs" || row.bitwise == "wrong" || row.bitwise == "error";
+}
+
+// "" when nothing did.
+std::string fault(const Flags& flags, const Row& row) {
+  if (row.live == "error" || row.deviceless == "error") return "error: " + row.message;
+  if (row.verdicts_differ()) return "verdicts differ";
+  if (row.is_attention() && !row.same_plans) return "other list of plans";
+  if (row.live == "unsupported" && !row.same_reasons) return "other reasons";
+  if (row.live == "unsupported" && (row.reasons.empty() || row.reasons.front().message.empty())) {
+    return "refused without a reason";
+  }
+  if (row.executed == "wrong") return row.defect.empty() ? "wrong" : "wrong, known defect";
+  if (row.executed == "error" || row.executed == "not built") return row.executed;
+  if (bad_bits(row)) return "bits: " + row.bitwise;
+  const Seconds& s = row.seconds;
+  if (s.deviceless + s.live + s.compile + s.oracle + s.run > flags.case_budget) return "too slow";
+  return "";
+}
+
+// ---- which features are taken ----
+
+bool has_zero(const Json& spec, const char* field) {
+  return spec.contains(field) &&
+         std::any_of(spec[field].begin(), spec[field].end(), [](const Json& n) { return n == 0; });
+}
+
+std::vector<std::string> features_of(const Case& item) {
+  const Json& spec = item.spec;
+  const auto text = [&](const char* field, const char* none) {
+    return spec.value(field, std::string{none});
+  };
+  const auto number = [&](const char* field, double none) { return spec.value(field, none); };
+  const double heads = number("heads", 1);
+  const double kv_heads = number("kv_heads", heads);
+  const double depth = number("head_dim_qk", 1);
+  std::vector<std::string> features{
+      "dtype " + text("dtype", "bf16"), "layout " + text("layout", "bshd"),
+      "mask " + text("mask", "none"),   "softmax " + text("softmax", "vanilla"),
+      "bias " + text("bias", "none"),   fmt::format("input {}", plan::to_string(item.style))};
+  const auto add = [&](bool there, const std::string& word) {
+    if (there) features.push_back(word);
+  };
+  add(kv_heads == 1 && heads > 1, "heads mqa");
+  add(kv_heads > 1 && kv_heads < heads, "heads gqa");
+  add(kv_heads == heads, "heads mha");
+  add(depth > 256, "head_dim > 256");
+  add(depth > 128 && depth <= 256, "head_dim 129-256");
+  add(depth <= 128, "head_dim <= 128");
+  add(number("head_dim_v", depth) != depth, "head_dim_v other");
+  add(spec.contains("window"), "window");
+  if (spec.contains("attn_mask")) {
+    features.push_back("attn_mask " + spec["attn_mask"].value("dtype", std::string{"bool"}));
+  }
+  add(spec.value("bias_grad", false), "bias_grad");
+  add(spec.contains("alibi_slopes"), "alibi_slopes");
+  add(number("softcap", 0) > 0, "softcap");
+  add(has_zero(spec, "seqlens_q") || has_zero(spec, "seqlens_kv"), "zero lengths");
+  add(spec.contains("seqlens_q_padded") || spec.contains("seqlens_kv_padded"), "gaps");
+  add(spec.contains("paged"), "paged");
+  add(number("append", 0) > 0, "append");
+  add(spec.contains("strides"), "strides");
+  add(spec.value("deterministic", false), "deterministic");
+  add(spec.value("return_stats", false), "stats");
+  add(spec.value("return_max_logit", false), "max_logit");
+  if (number("dropout", 0) > 0) {
+    features.emplace_back(spec.value("dropout_mask", false)          ? "dropout mask given"
+                          : spec.value("return_dropout_mask", false) ? "dropout mask dumped"
+                                                                     : "dropout");
+  }
+  add(number("batch", 1) == 0 || number("seqlen_q", 1) == 0 || number("seqlen_kv", 1) == 0,
+      "empty");
+  add(number("seqlen_q", 1) > number("seqlen_kv", number("seqlen_q", 1)), "more queries");
+  return features;
+}
+
+struct Tally {
+  int accepted = 0, refused = 0, wrong = 0;
+};
+
+Json feature_table(const std::vector<Row>& rows) {
+  std::map<std::string, std::map<bool, Tally>> table;
+  for (const Row& row : rows) {
+    if (!row.is_attention()) continue;
+    for (const std::string& feature : features_of(row.item)) {
+      Tally& tally = table[feature][row.is_backward()];
+      ++(row.live == "supported" ? tally.accepted : tally.refused);
+      if (row.executed != "ok" && !row.executed.empty()) ++tally.wrong;
+    }
+  }
+  Json list = Json::array();
+  for (auto& [feature, passes] : table) {
+    Json item{{"feature", feature}};
+    for (const bool backward : {false, true}) {
+      const Tally& tally = passes[backward];
+      item[backward ? "backward" : "forward"] = {tally.accepted, tally.refused, tally.wrong};
+    }
+    list.push_back(std::move(item));
+  }
+  return list;
+}
+
+// Reasons by code and field, each with its shortest message as an example.
+Json reason_table(const std::vector<Row>& rows) {
+  struct Entry {
+    int count = 0;
+    std::string example;
+  };
+  std::map<std::string, Entry> table;
+  for (const Row& row : rows) {
+    for (const Reason& reason : row.reasons) {
+      Entry& entry = table[fmt::format("{} {}", reason.code, reason.field)];
+      ++entry.count;
+      if (entry.example.empty() || reason.message.size() < entry.example.size()) {
+        entry.example = reason.message;
+      }
+    }
+  }
+  Json list = Json::array();
+  for (const auto& [reason, entry] : table) {
+    list.push_back({{"reason", reason}, {"count", entry.count}, {"example", entry.example}});
+  }
+  return list;
+}
+
+// ---- counts ----
+
+struct Counts {
+  std::map<std::string, int> of;
+  std::map<std::string, int> engines;  // cuDNN's engine of what ran
+  std::map<std::string, int> rewrites;
+  std::map<std::string, int> dropout;
+  std::set<std::string> plans;
+};
+
+// "eng9" of "eng9_k24=7".
+std::string engine_of(const std::string& plan_name) {
+  return plan_name.substr(0, plan_name.find('_'));
+}
+
+Counts count(const Flags& flags, const std::vector<Row>& rows, const std::string& group) {
+  Counts c;
+  for (const char* word : {"cases", "accepted", "refused", "within_bound", "faults"})
+    c.of[word] = 0;
+  for (const Row& row : rows) {
+    const bool edge = row.item.name.starts_with("edge") || row.item.name.starts_with("nan");
+    const std::string own = !row.is_attention() ? "fusion"
+                            : edge              ? "edges"
+                            : row.is_backward() ? "backward"
+                                                : "forward";
+    if (own != group) continue;
+    if (row.live.empty()) {
+      ++c.of["not_examined"];
+      continue;
+    }
+    ++c.of["cases"];
+    ++c.of[row.live == "supported" ? "accepted" : "refused"];
+    c.of["within_bound"] += row.executed == "ok" ? 1 : 0;
+    if (!fault(flags, row).empty()) {
+      ++c.of["faults"];
+      ++c.of["faults: " + fault(flags, row).substr(0, fault(flags, row).find(':'))];
+    }
+    if (row.deviceless == "undecided") ++c.of["undecided_without_device"];
+    if (!row.bitwise.empty()) ++c.of["deviceless_plan: " + row.bitwise];
+    if (row.executed.empty()) continue;
+    ++c.engines[engine_of(row.plan_name)];
+    c.plans.insert(row.plan_id);
+    for (const std::string& rewrite : row.rewrites) ++c.rewrites[rewrite];
+    if (!row.dropout.empty()) ++c.dropout[row.dropout];
+  }
+  return c;
+}
+
+Json to_json(const Counts& c) {
+  return {{"counts", c.of},
+          {"engines", c.engines},
+          {"rewrites", c.rewrites},
+          {"dropout", c.dropout},
+          {"distinct_plan_ids", c.plans.size()}};
+}
+
+Json to_json(const Row& row, const std::string& what) {
   Json item{{"case", row.item.name},
-            {"text", row.item.text()},
+            {"fault", what},
+            {"input", plan::to_string(row.item.style)},
+            {"seed", row.item.seed},
             {"deviceless", row.deviceless},
             {"live", row.live},
-            {"same_plan_list", row.same_plans}};
+            {"spec", row.item.spec}};
   const auto add = [&item](const char* name, const std::string& value) {
     if (!value.empty()) item[name] = value;
   };
-  add("deviceless_reason", row.deviceless_reason);
-  add("live_reason", row.live_reason);
+  add("reason", row.reasons.empty() ? "" : row.reasons.front().message);
   add("plan_name", row.plan_name);
   add("plan_id", row.plan_id);
   add("defect", row.defect);
   add("executed", row.executed);
   add("detail", row.detail);
   add("bitwise", row.bitwise);
-  if (row.executed == "ok" || row.executed == "wrong") item["error_over_bound"] = row.ratio;
+  if (!row.rewrites.empty()) item["rewrites"] = row.rewrites;
   return item;
 }
 
-struct Counts {
-  int cases = 0, differ = 0, undecided = 0, errors = 0, accepted = 0, other_list = 0;
-  int ok = 0, wrong = 0, wrong_known = 0, not_built = 0, failed = 0;
-  int bitwise_equal = 0, bitwise_unstable = 0, bitwise_other = 0, bitwise_bad = 0;
-};
-
-Counts count(const std::vector<Row>& rows, bool attention) {
-  Counts c;
+Json seconds_of(const std::vector<Row>& rows, double wall) {
+  Seconds sum;
+  double slowest = 0;
   for (const Row& row : rows) {
-    if (row.is_attention() != attention) continue;
-    ++c.cases;
-    c.differ += row.verdicts_differ() ? 1 : 0;
-    c.undecided += row.deviceless == "undecided" ? 1 : 0;
-    c.errors += row.deviceless == "error" || row.live == "error" ? 1 : 0;
-    c.accepted += row.live == "supported" ? 1 : 0;
-    c.other_list += row.same_plans ? 0 : 1;
-    c.ok += row.executed == "ok" ? 1 : 0;
-    c.wrong += row.executed == "wrong" && row.defect.empty() ? 1 : 0;
-    c.wrong_known += row.executed == "wrong" && !row.defect.empty() ? 1 : 0;
-    c.not_built += row.executed == "not built" ? 1 : 0;
-    c.failed += row.executed == "error" ? 1 : 0;
-    c.bitwise_equal += row.bitwise == "equal" ? 1 : 0;
-    c.bitwise_unstable += row.bitwise == "unstable" ? 1 : 0;
-    c.bitwise_other += row.bitwise == "other plan" ? 1 : 0;
-    c.bitwise_bad += row.bitwise == "differs" || row.bitwise == "wrong" || row.bitwise == "error";
+    const Seconds& s = row.seconds;
+    sum.deviceless += s.deviceless;
+    sum.live += s.live;
+    sum.compile += s.compile;
+    sum.oracle += s.oracle;
+    sum.run += s.run;
+    sum.bitwise += s.bitwise;
+    slowest = std::max(slowest, s.deviceless + s.live + s.compile + s.oracle + s.run);
   }
-  return c;
+  const auto rounded = [](double x) { return std::round(x * 10) / 10; };
+  return {{"wall", rounded(wall)},
+          {"deviceless_probes", rounded(sum.deviceless)},
+          {"live_probes", rounded(sum.live)},
+          {"builds", rounded(sum.compile)},
+          {"oracle", rounded(sum.oracle)},
+          {"runs", rounded(sum.run)},
+          {"bitwise", rounded(sum.bitwise)},
+          {"slowest_case", rounded(slowest)}};
 }
 
-Json to_json(const Counts& c) {
-  return {{"cases", c.cases},
-          {"verdicts_differ", c.differ},
-          {"undecided_without_device", c.undecided},
-          {"errors", c.errors},
-          {"accepted", c.accepted},
-          {"other_plan_list", c.other_list},
-          {"executed_within_bound", c.ok},
-          {"executed_wrong", c.wrong},
-          {"executed_wrong_by_known_defect", c.wrong_known},
-          {"accepted_but_not_built", c.not_built},
-          {"execution_failed", c.failed},
-          {"deviceless_plan_bitwise_equal", c.bitwise_equal},
-          {"run_to_run_unstable", c.bitwise_unstable},
-          {"deviceless_plan_other_config", c.bitwise_other},
-          {"deviceless_plan_bad", c.bitwise_bad}};
+// ---- the run ----
+
+void examine_all(const Flags& flags, Machine& machine, std::vector<Row>& rows) {
+  const auto end = Clock::now() + std::chrono::duration<double>(flags.budget);
+  std::atomic<std::size_t> next{0};
+  const auto work = [&] {
+    for (std::size_t i = next++; i < rows.size() && Clock::now() < end; i = next++) {
+      examine(machine, i % static_cast<std::size_t>(flags.bitwise_every) == 0, rows[i]);
+    }
+  };
+  std::vector<std::jthread> threads;
+  for (unsigned i = 0; i < flags.threads; ++i) threads.emplace_back(work);
 }
 
-void print(const char* kind, const Counts& c) {
-  std::cout << fmt::format("{:<10}{:>6}{:>8}{:>10}{:>8}{:>10}{:>11}{:>7}{:>7}{:>10}{:>9}{:>11}\n",
-                           kind, c.cases, c.differ, c.undecided, c.errors, c.accepted,
-                           kind[0] == 'a' ? std::to_string(c.other_list) : "-", c.ok,
-                           fmt::format("{}+{}", c.wrong, c.wrong_known), c.not_built, c.failed,
-                           fmt::format("{}/{}/{}/{}", c.bitwise_equal, c.bitwise_unstable,
-                                       c.bitwise_other, c.bitwise_bad));
+int report(const Flags& flags, const Machine& machine, const std::vector<Row>& rows, double wall) {
+  Json document{{"target", machine.target.title},
+                {"device", machine.live.title},
+                {"seed", flags.seed},
+                {"seconds", seconds_of(rows, wall)}};
+  int bad = 0;
+  std::cout << fmt::format("{:<10}{:>7}{:>10}{:>9}{:>8}{:>8}{:>9}\n", "", "cases", "accepted",
+                           "refused", "ok", "faults", "not run");
+  for (const char* group : {"forward", "backward", "edges", "fusion"}) {
+    Counts c = count(flags, rows, group);
+    std::cout << fmt::format("{:<10}{:>7}{:>10}{:>9}{:>8}{:>8}{:>9}\n", group, c.of["cases"],
+                             c.of["accepted"], c.of["refused"], c.of["within_bound"],
+                             c.of["faults"], c.of["not_examined"]);
+    bad += c.of["faults"] + c.of["not_examined"];
+    document[group] = to_json(c);
+  }
+  document["features"] = feature_table(rows);  // [accepted, refused, wrong]
+  document["reasons"] = reason_table(rows);
+  Json& failures = document["failures"] = Json::array();
+  for (const Row& row : rows) {
+    const std::string what = row.live.empty() ? "" : fault(flags, row);
+    if (!what.empty()) failures.push_back(to_json(row, what));
+  }
+  std::size_t printed = 0;
+  for (const Json& failure : failures) {
+    if (++printed > 40) break;
+    std::cout << fmt::format("{}: {}\n  {}\n", failure["case"].get<std::string>(),
+                             failure["fault"].get<std::string>(),
+                             failure.value("detail", failure.value("reason", std::string{})));
+  }
+  std::cout << document["seconds"].dump() << '\n';
+  if (!flags.json.empty()) {
+    std::ofstream file(flags.json);
+    file << document.dump(1, ' ', false, Json::error_handler_t::replace) << '\n';
+    if (!file) {
+      std::cerr << "cannot write " << flags.json << '\n';
+      return 3;
+    }
+  }
+  return bad == 0 ? 0 : 1;
 }
 
 int fail(const Error& error) {
@@ -228,7 +363,7 @@ int run(const Flags& flags) {
   if (cudnn == nullptr) {
     return fail(error(ErrorKind::unavailable, "this build has no cuDNN engine"));
   }
-  auto live = device_of(*cudnn);
+  auto live = flags.judge_only ? Result<Device>{Device{}} : device_of(*cudnn);
   if (!live.ok()) return fail(live.error());
   plan::PlannerConfig config;
   config.engines = engines();
@@ -241,52 +376,13 @@ int run(const Flags& flags) {
     if (device.name == flags.target) machine.target = device;
   }
   if (machine.target.name.empty()) return fail(invalid("no target '{}'", flags.target));
+  if (flags.judge_only) machine.live = machine.target;
 
-  std::vector<Row> rows;
-  for (auto&& list : {attention_cases(flags.seed, flags.attention, Profile::gpu),
-                      fusion_cases(flags.seed, flags.fusion, Profile::gpu)}) {
-    for (const Case& item : list) rows.emplace_back().item = item;
-  }
-  std::atomic<std::size_t> next{0};
-  const auto work = [&] {
-    for (std::size_t i = next++; i < rows.size(); i = next++) {
-      examine(machine, i % static_cast<std::size_t>(flags.bitwise_every) == 0, rows[i]);
-    }
-  };
-  std::vector<std::jthread> threads;
-  for (unsigned i = 0; i < flags.threads; ++i) threads.emplace_back(work);
-  threads.clear();
-
-  const Counts attention = count(rows, true);
-  const Counts fusion = count(rows, false);
-  Json document{{"target", machine.target.title},
-                {"device", machine.live.title},
-                {"seed", flags.seed},
-                {"attention", to_json(attention)},
-                {"fusion", to_json(fusion)}};
-  Json& list = document["cases"] = Json::array();
-  for (const Row& row : rows) list.push_back(to_json(row));
-  if (!flags.json.empty()) std::ofstream(flags.json) << document.dump(1) << "\n";
-
-  for (const Row& row : rows) {
-    const bool odd = row.verdicts_differ() || row.executed == "wrong" || row.executed == "error" ||
-                     row.live == "error" || row.deviceless == "error" ||
-                     (row.is_attention() && !row.same_plans) || row.bitwise == "differs" ||
-                     row.bitwise == "wrong" || row.bitwise == "error";
-    if (!odd) continue;
-    std::cout << fmt::format(
-        "{}: {} / {} {} {} {} {}\n  {}\n  {}\n", row.item.name, row.deviceless, row.live,
-        row.executed, row.bitwise, row.defect, row.detail, row.item.text(),
-        row.deviceless_reason.empty() ? row.live_reason : row.deviceless_reason);
-  }
-  std::cout << "\n          cases  differ undecided  errors  accepted other-list     ok  wrong "
-               "not-built   failed bits =/~/o/x\n";
-  print("attention", attention);
-  print("fusion", fusion);
-  const auto bad = [](const Counts& c) {
-    return c.differ + c.errors + c.wrong + c.failed + c.bitwise_bad;
-  };
-  return bad(attention) + attention.other_list + bad(fusion) == 0 ? 0 : 1;
+  const auto start = Clock::now();
+  std::vector<Row> rows = rows_of(flags);
+  examine_all(flags, machine, rows);
+  const std::chrono::duration<double> wall = Clock::now() - start;
+  return report(flags, machine, rows, wall.count());
 }
 
 }  // namespace
@@ -295,8 +391,12 @@ int run(const Flags& flags) {
 int main(int argc, char** argv) {
   lawson::cases::Flags flags;
   CLI::App app{"Deviceless verdicts and plans against the live device."};
-  app.add_option("--attention", flags.attention, "attention cases");
+  app.add_option("--forward", flags.forward, "forward attention cases");
+  app.add_option("--backward", flags.backward, "backward attention cases");
   app.add_option("--fusion", flags.fusion, "fusion cases");
+  app.add_option("--edges", flags.edges, "the edge cases too");
+  app.add_flag("--judge-only", flags.judge_only, "only the deviceless verdicts, on any machine");
+  app.add_option("--only", flags.only, "cases whose name contains this");
   app.add_option("--bitwise-every", flags.bitwise_every, "compare plans on every Nth case")
       ->check(CLI::PositiveNumber);
   app.add_option("--seed", flags.seed, "seed of the case list");
@@ -305,6 +405,9 @@ int main(int argc, char** argv) {
       ->required();
   app.add_option("--json", flags.json, "write the result to this file");
   app.add_option("--threads", flags.threads, "cases at once")->check(CLI::PositiveNumber);
+  app.add_option("--budget", flags.budget,
+                 "seconds; cases that were not begun by then count as bad");
+  app.add_option("--case-budget", flags.case_budget, "seconds of one case");
   CLI11_PARSE(app, argc, argv);
   return lawson::cases::run(flags);
 }
