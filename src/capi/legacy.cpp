@@ -47,8 +47,9 @@ std::int32_t pass_of(std::int32_t is_training) {
 
 using TensorArgument = std::pair<std::int32_t, const lawson_tensor*>;
 
-// The tensors' own config, over the arguments' one, becomes the params' config.
-Status fill(AttentionParams& params, Json config, double scale, const lawson_device* device,
+// The tensors' own config, over the arguments' one, becomes the params' config. What the arguments
+// state the tensors may not contradict.
+Status fill(AttentionParams& params, const Json& config, double scale, const lawson_device* device,
             std::initializer_list<TensorArgument> tensors) {
   if (device != nullptr) params.device = device->device;
   LAWSON_CHECK(set_param(params, LAWSON_PARAM_SCALE, &scale, sizeof(scale)));
@@ -56,12 +57,12 @@ Status fill(AttentionParams& params, Json config, double scale, const lawson_dev
     if (tensor == nullptr) continue;
     LAWSON_CHECK(set_param(params, attribute, tensor, tensor->struct_size));
   }
-  const Json layout = config.value("layout", Json("bshd"));
-  params.config = std::move(config);
+  params.config = config;
   LAWSON_TRY(Json derived, derive(params));
-  if (derived.value("layout", Json("bshd")) != layout) {
-    return invalid("argument 'layout': {} was given, and q, k and v lie in memory like {}",
-                   layout.dump(), derived.value("layout", Json("bshd")).dump());
+  for (const char* stated : {"layout", "bias", "mask", "softmax"}) {
+    if (derived.at(stated) == config.at(stated)) continue;
+    return invalid("argument '{}': {} was given, and the tensors say {}", stated,
+                   config.at(stated).dump(), derived.at(stated).dump());
   }
   params.config = std::move(derived);
   return {};
@@ -154,20 +155,20 @@ lawson_status lawson_legacy_attention_forward(
     int64_t window_left, int64_t window_right, const lawson_device* device, void* workspace,
     size_t* workspace_size, void* stream) {
   return guard([&]() -> Status {
-    LAWSON_TRY(Json config, FlatConfig()
-                                .word(LAWSON_ATTENTION_PASS, pass_of(is_training))
-                                .word(LAWSON_ATTENTION_LAYOUT, layout)
-                                .word(LAWSON_ATTENTION_BIAS, bias)
-                                .word(LAWSON_ATTENTION_MASK, mask)
-                                .word(LAWSON_ATTENTION_SOFTMAX, softmax)
-                                .number(LAWSON_ATTENTION_DROPOUT, dropout)
-                                .integer(LAWSON_ATTENTION_SEQLEN_Q, max_seqlen_q)
-                                .integer(LAWSON_ATTENTION_SEQLEN_KV, max_seqlen_kv)
-                                .window(window_left, window_right)
-                                .flag(LAWSON_ATTENTION_CUDA_GRAPH, cuda_graph)
-                                .take());
+    LAWSON_TRY(const Json config, FlatConfig()
+                                      .word(LAWSON_ATTENTION_PASS, pass_of(is_training))
+                                      .word(LAWSON_ATTENTION_LAYOUT, layout)
+                                      .word(LAWSON_ATTENTION_BIAS, bias)
+                                      .word(LAWSON_ATTENTION_MASK, mask)
+                                      .word(LAWSON_ATTENTION_SOFTMAX, softmax)
+                                      .number(LAWSON_ATTENTION_DROPOUT, dropout)
+                                      .integer(LAWSON_ATTENTION_SEQLEN_Q, max_seqlen_q)
+                                      .integer(LAWSON_ATTENTION_SEQLEN_KV, max_seqlen_kv)
+                                      .window(window_left, window_right)
+                                      .flag(LAWSON_ATTENTION_CUDA_GRAPH, cuda_graph)
+                                      .take());
     AttentionParams params(front::Pass::forward);
-    LAWSON_CHECK(fill(params, std::move(config), scale, device,
+    LAWSON_CHECK(fill(params, config, scale, device,
                       {{LAWSON_PARAM_Q, q},
                        {LAWSON_PARAM_K, k},
                        {LAWSON_PARAM_V, v},
@@ -204,21 +205,21 @@ lawson_status lawson_legacy_attention_backward(
     int64_t window_right, const lawson_device* device, void* workspace, size_t* workspace_size,
     void* stream) {
   return guard([&]() -> Status {
-    LAWSON_TRY(Json config, FlatConfig()
-                                .word(LAWSON_ATTENTION_PASS, LAWSON_PASS_TRAINING)
-                                .word(LAWSON_ATTENTION_LAYOUT, layout)
-                                .word(LAWSON_ATTENTION_BIAS, bias)
-                                .word(LAWSON_ATTENTION_MASK, mask)
-                                .word(LAWSON_ATTENTION_SOFTMAX, softmax)
-                                .number(LAWSON_ATTENTION_DROPOUT, dropout)
-                                .integer(LAWSON_ATTENTION_SEQLEN_Q, max_seqlen_q)
-                                .integer(LAWSON_ATTENTION_SEQLEN_KV, max_seqlen_kv)
-                                .window(window_left, window_right)
-                                .flag(LAWSON_ATTENTION_CUDA_GRAPH, cuda_graph)
-                                .flag(LAWSON_ATTENTION_DETERMINISTIC, deterministic)
-                                .take());
+    LAWSON_TRY(const Json config, FlatConfig()
+                                      .word(LAWSON_ATTENTION_PASS, LAWSON_PASS_TRAINING)
+                                      .word(LAWSON_ATTENTION_LAYOUT, layout)
+                                      .word(LAWSON_ATTENTION_BIAS, bias)
+                                      .word(LAWSON_ATTENTION_MASK, mask)
+                                      .word(LAWSON_ATTENTION_SOFTMAX, softmax)
+                                      .number(LAWSON_ATTENTION_DROPOUT, dropout)
+                                      .integer(LAWSON_ATTENTION_SEQLEN_Q, max_seqlen_q)
+                                      .integer(LAWSON_ATTENTION_SEQLEN_KV, max_seqlen_kv)
+                                      .window(window_left, window_right)
+                                      .flag(LAWSON_ATTENTION_CUDA_GRAPH, cuda_graph)
+                                      .flag(LAWSON_ATTENTION_DETERMINISTIC, deterministic)
+                                      .take());
     AttentionParams params(front::Pass::backward);
-    LAWSON_CHECK(fill(params, std::move(config), scale, device,
+    LAWSON_CHECK(fill(params, config, scale, device,
                       {{LAWSON_PARAM_Q, q},
                        {LAWSON_PARAM_K, k},
                        {LAWSON_PARAM_V, v},

@@ -150,6 +150,8 @@ class Doctored : public FakeEngine {
     return FakeEngine::compile(graph, device, options, candidate, std::move(stop));
   }
 
+  Result<bool> capturing(const Device&, void* stream) override { return stream != nullptr; }
+
   Result<void*> allocate(const Device&, std::size_t) override {
     ++allocations;
     return static_cast<void*>(nullptr);
@@ -914,6 +916,17 @@ TEST_F(AttentionRequirements, requirement_10_legacy_calls_have_the_same_plan_and
   EXPECT_EQ(by_handles->verdict.plan_id, lawson_verdict_plan_id(verdict));
   EXPECT_FALSE(by_handles->verdict.plan_id.empty());
   lawson_verdict_destroy(verdict);
+  // Tensors that contradict the arguments are not obeyed silently.
+  Tensors tensors(attention_graph(bias, front::Pass::forward).value(), 3);
+  std::size_t size = 0;
+  EXPECT_EQ(
+      lawson_legacy_attention_forward(
+          &tensors["q"], &tensors["k"], &tensors["v"], &tensors["bias"], nullptr, &tensors["o"],
+          &tensors["stats"], nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr, nullptr,
+          nullptr, nullptr, nullptr, 20, 20, 1, 0, 1.0, 0.0, LAWSON_LAYOUT_BSHD, LAWSON_BIAS_NONE,
+          LAWSON_MASK_NONE, LAWSON_SOFTMAX_VANILLA, -1, -1, nullptr, nullptr, &size, nullptr),
+      LAWSON_INVALID_ARGUMENT);
+  EXPECT_TRUE(has(lawson_last_error_message(), "'bias'")) << lawson_last_error_message();
   EXPECT_EQ(ask(0, LAWSON_DTYPE_F32, &backend, nullptr), LAWSON_INVALID_ARGUMENT);
   EXPECT_TRUE(has(lawson_last_error_message(), "batch"));
   EXPECT_EQ(ask(3, LAWSON_DTYPE_F16, &backend, nullptr), LAWSON_INVALID_ARGUMENT);
@@ -921,6 +934,55 @@ TEST_F(AttentionRequirements, requirement_10_legacy_calls_have_the_same_plan_and
 }
 
 #pragma GCC diagnostic pop
+
+// Forward params with memory, for a config of pass forward.
+class OnGpu {
+ public:
+  OnGpu(const Json& config, const Device& device)
+      : tensors_(attention_graph(config, front::Pass::forward).value(), 3),
+        params_{front::Pass::forward} {
+    tensors_.set(params_);
+    params_.config = config;
+    params_.device = device;
+  }
+  const AttentionParams& params() const { return params_; }
+
+ private:
+  Tensors tensors_;
+  AttentionParams params_;
+};
+
+TEST_F(AttentionRequirements, nothing_is_built_while_the_stream_captures) {
+  OnGpu call(small_config(), gpu_);
+  alignas(64) std::array<std::byte, 64> workspace{};
+  int stream = 0;
+  const auto execute = [&](void* on) {
+    return guard(
+        [&] { return run(call.params(), planner_, workspace.data(), workspace.size(), on); });
+  };
+  EXPECT_EQ(execute(&stream), LAWSON_INVALID_ARGUMENT);
+  EXPECT_TRUE(has(lawson_last_error_message(), "captured")) << lawson_last_error_message();
+  EXPECT_TRUE(has(lawson_last_error_message(), "run it once")) << lawson_last_error_message();
+  EXPECT_EQ(engine_->builds + engine_->loads, 0);
+  EXPECT_EQ(execute(nullptr), LAWSON_OK) << lawson_last_error_message();
+  EXPECT_EQ(execute(&stream), LAWSON_OK) << lawson_last_error_message();
+  // Other params of the same config find it too.
+  OnGpu other(small_config(), gpu_);
+  EXPECT_TRUE(plan_of(other.params(), planner_, &stream).ok());
+  EXPECT_EQ(engine_->builds, 1);
+}
+
+TEST_F(AttentionRequirements, two_devices_never_share_a_plan) {
+  OnGpu first(small_config(), fake_gpu("h200", 0));
+  OnGpu second(small_config(), fake_gpu("h200", 1));
+  const auto a = plan_of(first.params(), planner_, nullptr);
+  const auto b = plan_of(second.params(), planner_, nullptr);
+  ASSERT_TRUE(a.ok() && b.ok());
+  EXPECT_NE(*a, *b);
+  EXPECT_EQ(engine_->loads, 2);
+  EXPECT_EQ(plan_of(first.params(), planner_, nullptr).value(), *a);
+  EXPECT_EQ(plan_of(second.params(), planner_, nullptr).value(), *b);
+}
 
 }  // namespace
 }  // namespace lawson::capi
