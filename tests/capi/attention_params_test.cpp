@@ -1,6 +1,7 @@
 // What forward and backward do with their tensors, on the CPU engine through lawson.hpp.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstring>
@@ -441,6 +442,31 @@ TEST(AttentionConfig, SpecsGoInAndComeOutAndKeysAreOne) {
   lawson_graph* graph = nullptr;
   EXPECT_EQ(lawson_graph_from_attention(config.handle(), LAWSON_PASS_TRAINING, &graph),
             LAWSON_INVALID_ARGUMENT);
+}
+
+// cuDNN stops at the first condition that fails: f32 in a backward is found behind the head dim.
+TEST(AttentionExplain, requirement_06_with_cudnn_all_failing_conditions_are_named) {
+  if (LAWSON_WITH_CUDNN == 0) GTEST_SKIP() << "this build has no cuDNN engine";
+  lawson::AttentionConfig config;
+  config.pass(LAWSON_PASS_BACKWARD).dtype(LAWSON_DTYPE_F32).heads(4).seqlen_q(256);
+  config.head_dim_qk(100);
+  const auto device = lawson::Device::find("h200");
+  const auto verdict = lawson::select(config, device);
+  ASSERT_EQ(verdict.decision(), LAWSON_NOT_SUPPORTED);
+  ASSERT_EQ(verdict.reasons().size(), 1U);
+  EXPECT_TRUE(has(verdict.reasons()[0].message, "head_dim_qk = 100"));
+  EXPECT_TRUE(has(verdict.reasons()[0].message, "multiple of 8"));
+  const Json answer = Json::parse(lawson::explain(lawson::Spec::from_json(config.spec()), device));
+  std::vector<std::string> fields;
+  for (const Json& condition : answer["conditions"]) {
+    fields.push_back(condition["field"]);
+    EXPECT_TRUE(condition.contains("value")) << condition;
+    EXPECT_FALSE(condition["message"].get<std::string>().empty());
+    EXPECT_FALSE(condition["change"].get<std::string>().empty());
+  }
+  for (const char* field : {"head_dim_qk", "dtype"}) {
+    EXPECT_NE(std::find(fields.begin(), fields.end(), field), fields.end()) << answer.dump(1);
+  }
 }
 
 }  // namespace
