@@ -58,6 +58,9 @@ std::vector<Row> rows_of(const Flags& flags) {
   const auto append = [&](std::vector<Case> list) {
     for (Case& item : list) {
       if (item.name.find(flags.only) == std::string::npos) continue;
+      // cuDNN multiplies masked values by 0: what no sequence has must be finite
+      // (docs/attention.md).
+      if (item.style == plan::InputStyle::poisoned) continue;
       rows.emplace_back().item = std::move(item);
     }
   };
@@ -305,6 +308,8 @@ void examine_all(const Flags& flags, Machine& machine, std::vector<Row>& rows) {
   const auto work = [&] {
     for (std::size_t i = next++; i < rows.size() && Clock::now() < end; i = next++) {
       examine(machine, i % static_cast<std::size_t>(flags.bitwise_every) == 0, rows[i]);
+      // One of those in flight did it; what came after would only fail in its wake.
+      if (rows[i].context_lost) next = rows.size();
     }
   };
   std::vector<std::jthread> threads;

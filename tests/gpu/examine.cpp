@@ -50,6 +50,7 @@ void failed(const Error& error, Row& row) {
   // Accepted by the checks, refused by the build: `judged` is weaker than `built`, and says so.
   row.executed = error.kind == ErrorKind::unsupported ? "not built" : "error";
   row.detail = error.message;
+  row.context_lost = error.kind == ErrorKind::cuda;
 }
 
 // No oracle: two runs of one plan give the same bits, and no NaN where everything is finite.

@@ -36,7 +36,8 @@ struct Row {
   std::string plan_id;
   std::vector<std::string> rewrites;
   std::string defect;
-  std::string executed;  // ok, wrong, not built, error, "" (not accepted)
+  std::string executed;       // ok, wrong, not built, error, "" (not accepted)
+  bool context_lost = false;  // a CUDA error: the context may be of no use any more
   std::string detail;
   double ratio = 0;
   std::string bitwise;  // equal, unstable, differs, other plan, wrong, error, "" (not tried)

@@ -365,7 +365,7 @@ void measure(const std::string& name, const Step& step, const std::vector<std::s
   for (const std::size_t size : bytes) {
     memory.emplace_back(size);
     pointers.push_back(memory.back().at());
-    ASSERT_OK(driver->fill_zero(pointers.back(), size, stream.get()));
+    ASSERT_OK(driver->fill(pointers.back(), 0, size, stream.get()));
     total += static_cast<double>(size);
   }
   ASSERT_OK(driver->synchronize(nullptr));
