@@ -3,6 +3,7 @@
 #include <benchmark/benchmark.h>
 #include <time.h>
 
+#include <cmath>
 #include <cstdlib>
 #include <cstring>
 #include <iostream>
@@ -39,7 +40,7 @@ ir::Tensor tensor(std::string name, DType dtype, Dims shape) {
   return result;
 }
 
-// A loaded plan with memory: normal inputs, seed fixed.
+// A loaded plan with memory: normal inputs (bool: half of them true), seed fixed.
 class Workload {
  public:
   explicit Workload(ir::Graph graph) : graph_{std::move(graph)}, engine_{make_cpu_engine()} {
@@ -54,7 +55,10 @@ class Workload {
       const std::int64_t count = storage_extent(t.shape, t.strides).value_or(0);
       memory_.emplace_back(byte_size(t.dtype, count));
       for (std::int64_t i = 0; graph_.is_input(id) && i < count; ++i) {
-        const float value = is_integer(t.dtype) ? std::rint(10 * normal(random)) : normal(random);
+        const float drawn = normal(random);
+        const float value = is_integer(t.dtype)         ? std::rint(10 * drawn)
+                            : t.dtype == DType::boolean ? static_cast<float>(drawn > 0)
+                                                        : drawn;
         store_element(memory_.back().data(), t.dtype, i, static_cast<double>(value));
       }
       bindings_.push_back({ir::Graph::uid(id), memory_.back().data()});
@@ -141,11 +145,29 @@ void mixed_matmul(benchmark::State& state) {
   measure(state, workload, 8.0 * size * size * size);
 }
 
+enum class Extra : std::uint8_t { none, mask, dropout };
+
 struct AttentionShape {
   std::int64_t heads, kv_heads, length, depth;
   bool causal;
   DType dtype;
+  Extra extra = Extra::none;
 };
+
+// The operands of an extra.
+void add_extra(ir::Builder& builder, const AttentionShape& shape, std::vector<TensorId>& in) {
+  using Slot = ir::AttentionSlots;
+  const auto input = [&](const char* name, DType dtype, Dims dims) {
+    return value_or_exit(builder.input(tensor(name, dtype, std::move(dims))));
+  };
+  if (shape.extra == Extra::mask) {
+    in[Slot::mask] = input("mask", DType::boolean, {1, 1, shape.length, shape.length});
+  }
+  if (shape.extra == Extra::dropout) {
+    in[Slot::seed] = input("seed", DType::i64, {1, 1, 1, 1});
+    in[Slot::offset] = input("offset", DType::i64, {1, 1, 1, 1});
+  }
+}
 
 double attention_flops(const AttentionShape& shape) {
   const auto pairs = static_cast<double>(shape.heads) * static_cast<double>(shape.length) *
@@ -156,6 +178,7 @@ double attention_flops(const AttentionShape& shape) {
 ir::AttentionRule rule_of(const AttentionShape& shape) {
   ir::AttentionRule rule;
   rule.right = shape.causal ? 0 : -1;
+  rule.dropout = shape.extra == Extra::dropout ? 0.1 : 0;
   return rule;
 }
 
@@ -174,8 +197,11 @@ void attention(benchmark::State& state, AttentionShape shape) {
   const TensorId k = value_or_exit(builder.input(tensor("k", shape.dtype, k_shape)));
   const TensorId v = value_or_exit(builder.input(tensor("v", shape.dtype, k_shape)));
   const TensorId scale = value_or_exit(builder.input(scale_of(shape)));
+  std::vector<TensorId> inputs{q, k, v, scale};
+  inputs.resize(ir::AttentionSlots::kShared, ir::kNone);
+  add_extra(builder, shape, inputs);
   const auto out =
-      value_or_exit(builder.add(ir::Attention{rule_of(shape)}, {q, k, v, scale},
+      value_or_exit(builder.add(ir::Attention{rule_of(shape)}, inputs,
                                 {{"o", std::nullopt, true}, {"stats", std::nullopt, true}}));
   check_or_exit(builder.output(out[0]));
   check_or_exit(builder.output(out[1]));
@@ -200,6 +226,7 @@ void attention_backward(benchmark::State& state, AttentionShape shape) {
       value_or_exit(builder.input(tensor("stats", DType::f32, {1, shape.heads, shape.length, 1})));
   const TensorId scale = value_or_exit(builder.input(scale_of(shape)));
   inputs[Slot::stats] = stats;
+  add_extra(builder, shape, inputs);
   inputs[Slot::scale] = scale;
   const auto out = value_or_exit(builder.add(
       ir::AttentionBackward{rule_of(shape), true}, inputs,
@@ -247,6 +274,13 @@ void register_all() {
                 {8, 8, 2048, 128, false, DType::f32});
   add_attention("attention_backward/8x2048x128/f32/causal", attention_backward,
                 {8, 8, 2048, 128, true, DType::f32});
+  for (const auto& [name, extra] :
+       {std::pair{"mask", Extra::mask}, std::pair{"dropout", Extra::dropout}}) {
+    const AttentionShape shape{8, 8, 2048, 128, false, DType::f32, extra};
+    add_attention(fmt::format("attention/8x2048x128/f32/{}", name).c_str(), attention, shape);
+    add_attention(fmt::format("attention_backward/8x2048x128/f32/{}", name).c_str(),
+                  attention_backward, shape);
+  }
 }
 
 }  // namespace

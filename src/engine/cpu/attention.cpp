@@ -27,9 +27,8 @@ Status AttentionBase<T>::prepare() {
   }
   given_dropout_ = score_rows(Slots::dropout_mask);
   if (input(Slots::seed).present) {
-    stream_.seed = static_cast<std::uint64_t>(integer_at(input(Slots::seed).at, roots_, 0));
-    stream_.offset = static_cast<std::uint64_t>(integer_at(input(Slots::offset).at, roots_, 0));
-    stream_.probability = rule_.dropout;
+    seed_ = static_cast<std::uint64_t>(integer_at(input(Slots::seed).at, roots_, 0));
+    offset_ = static_cast<std::uint64_t>(integer_at(input(Slots::offset).at, roots_, 0));
   }
   return sequences_.read(roots_);
 }
@@ -137,7 +136,7 @@ void AttentionBase<T>::hide(std::int64_t b, std::int64_t h, std::int64_t i, Span
   const std::int64_t stride = keep_->strides[3];
   const std::int64_t count = span.end - span.begin;
   if (stride == 1) {
-    for (std::int64_t j = 0; j < count; ++j) x[j] = keep[j] != 0 ? x[j] : value;
+    math().hide(x, keep, count, value);
   } else {
     for (std::int64_t j = 0; j < count; ++j) x[j] = keep[j * stride] != 0 ? x[j] : value;
   }
@@ -155,8 +154,8 @@ void AttentionBase<T>::fill_kept(std::int64_t b, std::int64_t h, std::int64_t i,
     return;
   }
   const std::int64_t row = (b * sizes_.heads + h) * sizes_.rows + i;
-  stream_.fill(static_cast<std::uint64_t>(row * sizes_.columns + span.begin),
-               {kept, static_cast<std::size_t>(count)});
+  kernels_.keep(seed_, offset_, static_cast<std::uint32_t>(rule_.dropout * 0x1p32),
+                static_cast<std::uint64_t>(row * sizes_.columns + span.begin), kept, count);
 }
 
 template <typename T>

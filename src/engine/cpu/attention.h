@@ -11,9 +11,7 @@
 #include <limits>
 #include <memory>
 #include <optional>
-#include <span>
 
-#include "base/philox.h"
 #include "engine/cpu/attention_sequences.h"
 #include "engine/cpu/convert.h"
 #include "engine/cpu/pool.h"
@@ -26,7 +24,8 @@ class Carver {
   explicit Carver(std::byte* base) : base_{base} {}
 
   template <typename T>
-  T* take(std::int64_t count) {
+  T* take(std::int64_t rows, std::int64_t width = 1) {
+    const std::int64_t count = memory_product(rows, width);
     T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
     used_ += align_up(static_cast<std::size_t>(count) * sizeof(T));
     return piece;
@@ -177,7 +176,8 @@ class AttentionBase : public AttentionPass {
   std::optional<Rows> added_mask_;
   std::optional<Rows> keep_;
   std::optional<Rows> given_dropout_;
-  DropoutStream stream_;
+  std::uint64_t seed_ = 0;
+  std::uint64_t offset_ = 0;
 };
 
 template <template <typename> class Pass>

@@ -34,18 +34,18 @@ class AttentionBackward : public AttentionBase<T> {
       bias_shape_ = graph.tensor(node.inputs[Slots::bias]).shape;
     }
     Carver carver{workspace};
-    const std::int64_t columns = sizes_.kv_heads * keys().most_tiles(sizes_.batch);
-    const std::int64_t rows = sizes_.heads * queries().most_tiles(sizes_.batch);
+    const std::int64_t columns = memory_product(sizes_.kv_heads, keys().most_tiles(sizes_.batch));
+    const std::int64_t rows = memory_product(sizes_.heads, queries().most_tiles(sizes_.batch));
     const std::int64_t tile = sizes_.tile;
-    keys_across_ = carver.template take<T>(columns * tile * sizes_.depth);
-    keys_ = carver.template take<T>(columns * tile * sizes_.depth_padded);
-    values_ = carver.template take<T>(columns * tile * sizes_.value_depth);
-    queries_left_ = carver.template take<T>(rows * tile * sizes_.depth);
-    queries_ = carver.template take<T>(rows * tile * sizes_.depth_padded);
-    douts_left_ = carver.template take<T>(rows * tile * sizes_.value_depth);
-    douts_ = carver.template take<T>(rows * tile * sizes_.value_depth_padded);
-    delta_ = carver.template take<T>(rows * tile);
-    log_sum_ = carver.template take<T>(rows * tile);
+    keys_across_ = carver.template take<T>(columns, tile * sizes_.depth);
+    keys_ = carver.template take<T>(columns, tile * sizes_.depth_padded);
+    values_ = carver.template take<T>(columns, tile * sizes_.value_depth);
+    queries_left_ = carver.template take<T>(rows, tile * sizes_.depth);
+    queries_ = carver.template take<T>(rows, tile * sizes_.depth_padded);
+    douts_left_ = carver.template take<T>(rows, tile * sizes_.value_depth);
+    douts_ = carver.template take<T>(rows, tile * sizes_.value_depth_padded);
+    delta_ = carver.template take<T>(rows, tile);
+    log_sum_ = carver.template take<T>(rows, tile);
     keys_finite_ = carver.template take<std::uint8_t>(columns);
     rows_finite_ = carver.template take<std::uint8_t>(rows);
     workspace_ = carver.used();
@@ -232,10 +232,10 @@ class AttentionBackward : public AttentionBase<T> {
     math().exp_sum(p, width, log_sum);
     if (Base::drops()) {
       Base::fill_kept(at.b, at.h, i, span, block.kept);
-      keep_scaled(block.kept, width, g);
+      math().drop(g, block.kept, width, Base::kept_scale());
     }
     math().gradient(p, g, width, delta);
-    if (Base::drops()) keep_scaled(block.kept, width, p);
+    if (Base::drops()) math().drop(p, block.kept, width, Base::kept_scale());
     if (capped) math().binary(ir::BinaryKind::mul, g, block.cap_slope, g, width);
     if (of == Of::products && Base::scale_ != 1) {
       math().scale(g, width, static_cast<T>(Base::scale_));
@@ -244,11 +244,6 @@ class AttentionBackward : public AttentionBase<T> {
       Base::hide(at.b, at.h, i, span, p, 0);
       Base::hide(at.b, at.h, i, span, g, 0);
     }
-  }
-
-  void keep_scaled(const std::uint8_t* kept, std::int64_t width, T* x) const {
-    const T factor = Base::kept_scale();
-    for (std::int64_t j = 0; j < width; ++j) x[j] *= kept[j] != 0 ? factor : T{0};
   }
 
   // ---- the gradients ----

@@ -29,11 +29,12 @@ class AttentionForward : public AttentionBase<T> {
                    const std::vector<std::byte*>& roots, std::byte* workspace)
       : Base{kernels, graph, step, roots} {
     Carver carver{workspace};
-    const std::int64_t tiles = sizes_.kv_heads * keys().most_tiles(sizes_.batch);
-    packed_keys_ = carver.template take<T>(tiles * key_elements());
-    packed_values_ = carver.template take<T>(tiles * value_elements());
+    const std::int64_t tiles = memory_product(sizes_.kv_heads, keys().most_tiles(sizes_.batch));
+    packed_keys_ = carver.template take<T>(tiles, key_elements());
+    packed_values_ = carver.template take<T>(tiles, value_elements());
     values_finite_ = carver.template take<std::uint8_t>(tiles);
-    workspace_ = sizes_.batch * sizes_.heads * sizes_.rows == 0 ? 0 : carver.used();
+    const bool empty = sizes_.batch == 0 || sizes_.heads == 0 || sizes_.rows == 0;
+    workspace_ = empty ? 0 : carver.used();
   }
 
   std::size_t workspace() const override { return workspace_; }
@@ -154,7 +155,11 @@ class AttentionForward : public AttentionBase<T> {
       std::fill(row, x, T{0});
       std::fill(x + width, row + used, T{0});
       update(r, x, width, block);
-      if (Base::drops()) drop(at, r, span, x, block);
+      if (Base::drops()) {
+        // The denominator has all weights; those that are kept grow in finish().
+        Base::fill_kept(at.b, at.h, at.first + r, span, block.kept);
+        math().drop(x, block.kept, width, 1);
+      }
     }
     const T* values = packed_values_ + number * value_elements();
     if (values_finite_[number] != 0) {
@@ -187,12 +192,6 @@ class AttentionForward : public AttentionBase<T> {
     block.denominator[r] += sum;
   }
 
-  // The denominator has the dropped weights too; what is kept grows in finish().
-  void drop(const TileAt& at, std::int64_t r, Span span, T* x, Block& block) {
-    Base::fill_kept(at.b, at.h, at.first + r, span, block.kept);
-    for (std::int64_t j = 0; j < span.end - span.begin; ++j) x[j] *= static_cast<T>(block.kept[j]);
-  }
-
   void finish(const TileAt& at, Block& block) {
     for (std::int64_t r = 0; r < at.rows; ++r) {
       const T denominator = block.denominator[r];
@@ -216,6 +215,7 @@ class AttentionForward : public AttentionBase<T> {
 
   // The dropout mask of every weight, also of those that no row sees.
   Status store_dropout() {
+    if (sizes_.columns == 0) return {};
     const Rows to = rows_of(output(Slot::dropped).at, roots_);
     return parallel_for(sequences_.count() * sizes_.heads * sizes_.rows, 0,
                         [&](std::int64_t task, std::byte*) {

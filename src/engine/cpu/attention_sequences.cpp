@@ -33,7 +33,7 @@ std::int64_t integer_at(const Location& location, const std::vector<std::byte*>&
 }
 
 std::int64_t Side::most_tiles(std::int64_t batch) const {
-  const std::int64_t most = batch * blocks(longest, tile);
+  const std::int64_t most = memory_product(batch, blocks(longest, tile));
   // Each sequence but for its last tile fills tiles with tokens of its own.
   return start.empty() ? most : std::min(most, tokens / tile + batch);
 }

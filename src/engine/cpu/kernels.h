@@ -59,6 +59,9 @@ struct MathKernels {
   void (*add_scaled)(T* y, const T* x, std::int64_t n, T factor);  // y += factor x
   void (*add_ramp)(T* x, std::int64_t n, T first, T step);         // x[i] += first + i step
   void (*gradient)(const T* p, T* dp, std::int64_t n, T delta);    // dp = p (dp - delta)
+  void (*hide)(T* x, const std::uint8_t* kept, std::int64_t n,
+               T value);  // x = value where not kept
+  void (*drop)(T* x, const std::uint8_t* kept, std::int64_t n, T factor);  // x *= factor, or 0
   T (*dot)(const T* a, const T* b, std::int64_t n);
   bool (*finite)(const T* x, std::int64_t n);
 };
@@ -78,6 +81,11 @@ struct Kernels {
   void (*f32_to_f16)(const float* x, std::uint16_t* y, std::int64_t n);
   void (*bf16_to_f32)(const std::uint16_t* x, float* y, std::int64_t n);
   void (*f32_to_bf16)(const float* x, std::uint16_t* y, std::int64_t n);
+
+  // What DropoutStream of base/philox.h keeps of the n weights from `first` on; the threshold is
+  // floor(probability * 2^32).
+  void (*keep)(std::uint64_t seed, std::uint64_t offset, std::uint32_t threshold,
+               std::uint64_t first, std::uint8_t* kept, std::int64_t n);
 
   template <typename T>
   const ProductKernels<T>& product() const {

@@ -177,7 +177,9 @@ inline VecF power_of_two(VecU n) {
 // reduction by multiples of ln 2 in two parts and Cephes' polynomial of degree 7.
 inline VecF exp_vector(VecF x) {
   x = select(x > 89.0F, splat(89.0F), x);
-  x = select(x < -104.0F, splat(-104.0F), x);
+  // Products that underflow are slow, and what a mask hides is -infinity.
+  const VecI is_zero = x < -104.0F;
+  x = select(is_zero, splat(0.0F), x);
   constexpr float kMagic = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
   const VecF shifted = x * 1.44269504088896341F + kMagic;
   const VecU n = bits_of(shifted) - bits_of(splat(kMagic));
@@ -193,7 +195,7 @@ inline VecF exp_vector(VecF x) {
   p = p * (r * r) + r + 1.0F;
   // In two factors, since 2^n itself may not be a normal number.
   const VecU half = __builtin_bit_cast(VecU, __builtin_bit_cast(VecI, n) >> 1);
-  return p * power_of_two(half) * power_of_two(n - half);
+  return select(is_zero, splat(0.0F), p * power_of_two(half) * power_of_two(n - half));
 }
 
 // tanh within 2 units in the last place: Cephes' polynomial near 0, else 1 - 2 / (e^2x + 1).
@@ -554,6 +556,17 @@ void gradient(const T* p, T* dp, Count n, T delta) {
 }
 
 template <typename T>
+void hide(T* x, const std::uint8_t* kept, Count n, T value) {
+  for (Count i = 0; i < n; ++i) x[i] = kept[i] != 0 ? x[i] : value;
+}
+
+template <typename T>
+void drop(T* x, const std::uint8_t* kept, Count n, T factor) {
+  constexpr T zero = 0;
+  for (Count i = 0; i < n; ++i) x[i] *= kept[i] != 0 ? factor : zero;
+}
+
+template <typename T>
 T dot(const T* a, const T* b, Count n) {
   constexpr int kWidth = kLanes<T>;
   typename Simd<T>::Vec lanes = {};
@@ -592,6 +605,8 @@ constexpr MathKernels<T> common_math() {
   math.add_scaled = add_scaled<T>;
   math.add_ramp = add_ramp<T>;
   math.gradient = gradient<T>;
+  math.hide = hide<T>;
+  math.drop = drop<T>;
   math.dot = dot<T>;
   math.finite = finite<T>;
   return math;
@@ -660,6 +675,54 @@ void f32_to_f16(const float* x, std::uint16_t* y, Count n) {
   }
 }
 
+// ---- dropout -----------------------------------------------------------------------------------
+
+constexpr int kBlocks = 16;
+
+// Philox4x32-10 of kBlocks counters side by side.
+void philox(std::uint64_t seed, std::uint64_t offset, std::uint64_t block,
+            std::uint32_t (&words)[4][kBlocks]) {
+  for (int i = 0; i < kBlocks; ++i) {
+    const std::uint64_t index = block + static_cast<std::uint64_t>(i);
+    words[0][i] = static_cast<std::uint32_t>(index);
+    words[1][i] = static_cast<std::uint32_t>(index >> 32U);
+    words[2][i] = static_cast<std::uint32_t>(offset);
+    words[3][i] = static_cast<std::uint32_t>(offset >> 32U);
+  }
+  auto low_key = static_cast<std::uint32_t>(seed);
+  auto high_key = static_cast<std::uint32_t>(seed >> 32U);
+  for (int round = 0; round < 10; ++round) {
+    for (int i = 0; i < kBlocks; ++i) {
+      const std::uint64_t a = std::uint64_t{0xD2511F53U} * words[0][i];
+      const std::uint64_t b = std::uint64_t{0xCD9E8D57U} * words[2][i];
+      words[0][i] = static_cast<std::uint32_t>(b >> 32U) ^ words[1][i] ^ low_key;
+      words[2][i] = static_cast<std::uint32_t>(a >> 32U) ^ words[3][i] ^ high_key;
+      words[1][i] = static_cast<std::uint32_t>(b);
+      words[3][i] = static_cast<std::uint32_t>(a);
+    }
+    low_key += 0x9E3779B9U;
+    high_key += 0xBB67AE85U;
+  }
+}
+
+void keep(std::uint64_t seed, std::uint64_t offset, std::uint32_t threshold, std::uint64_t first,
+          std::uint8_t* kept, Count n) {
+  Count skipped = static_cast<Count>(first % 4);
+  for (std::uint64_t block = first / 4; n > 0; block += kBlocks, skipped = 0) {
+    std::uint32_t words[4][kBlocks];
+    philox(seed, offset, block, words);
+    std::uint8_t bytes[4 * kBlocks];
+    for (int i = 0; i < kBlocks; ++i) {
+      for (int word = 0; word < 4; ++word)
+        bytes[4 * i + word] = words[word][i] >= threshold ? 1 : 0;
+    }
+    const Count here = 4 * kBlocks - skipped < n ? 4 * kBlocks - skipped : n;
+    __builtin_memcpy(kept, bytes + skipped, static_cast<unsigned long>(here));
+    kept += here;
+    n -= here;
+  }
+}
+
 }  // namespace
 
 extern const Kernels LAWSON_CPU_TABLE(LAWSON_CPU_NAME);
@@ -677,6 +740,7 @@ constinit const Kernels LAWSON_CPU_TABLE(LAWSON_CPU_NAME) = {
     f32_to_f16,
     bf16_to_f32,
     f32_to_bf16,
+    keep,
 };
 
 }  // namespace lawson::cpu

@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "base/status.h"
+#include "engine/cpu/sizes.h"
 
 namespace lawson::cpu {
 
@@ -21,18 +22,5 @@ Status parallel_for(std::int64_t count, std::size_t scratch_bytes, const Task& t
 
 // Threads that may work at once, the calling one included.
 int thread_count();
-
-// `count` as rounded up to whole cache lines.
-inline constexpr std::size_t align_up(std::size_t bytes) {
-  return (bytes + 63) & ~std::size_t{63};
-}
-
-// How many units hold `value`, and their size together.
-inline constexpr std::int64_t blocks(std::int64_t value, std::int64_t unit) {
-  return (value + unit - 1) / unit;
-}
-inline constexpr std::int64_t round_up(std::int64_t value, std::int64_t unit) {
-  return blocks(value, unit) * unit;
-}
 
 }  // namespace lawson::cpu

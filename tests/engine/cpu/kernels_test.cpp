@@ -5,6 +5,7 @@
 #include <cstdlib>
 #include <numbers>
 
+#include "base/philox.h"
 #include "engine/cpu/convert.h"
 #include "helpers.h"
 
@@ -324,6 +325,28 @@ TEST(Dispatch, TheVariableForcesKernelsThatAreThere) {
     unsetenv("LAWSON_CPU_ISA");
   } else {
     setenv("LAWSON_CPU_ISA", saved.c_str(), 1);
+  }
+}
+
+TEST(Kernels, KeepWhatTheDropoutStreamKeeps) {
+  std::mt19937_64 random{2};
+  for (const Kernels* kernels : available_kernels()) {
+    for (const std::size_t count : std::vector<std::size_t>{1, 3, 4, 63, 64, 65, 300}) {
+      for (int repetition = 0; repetition < 20; ++repetition) {
+        // Block numbers below and beyond 32 bits, at any word of a block.
+        const std::uint64_t first = random() >> (2 + repetition * 3);
+        const DropoutStream stream{random(), random(), 0.05 * repetition};
+        std::vector<std::uint8_t> expected(count);
+        std::vector<std::uint8_t> kept(count + 1, 9);
+        stream.fill(first, expected);
+        kernels->keep(stream.seed, stream.offset,
+                      static_cast<std::uint32_t>(stream.probability * 0x1p32), first, kept.data(),
+                      static_cast<std::int64_t>(count));
+        ASSERT_EQ(kept.back(), 9);
+        kept.pop_back();
+        ASSERT_EQ(kept, expected) << kernels->name << ' ' << first << ' ' << count;
+      }
+    }
   }
 }
 
