@@ -10,13 +10,13 @@
 #include <atomic>
 #include <chrono>
 #include <cmath>
-#include <fstream>
 #include <iostream>
 #include <set>
 #include <thread>
 
 #include "engine/registry.h"
 #include "gpu/examine.h"
+#include "gpu/result.h"
 
 namespace lawson::cases {
 namespace {
@@ -316,6 +316,11 @@ void examine_all(const Flags& flags, Machine& machine, std::vector<Row>& rows) {
   for (unsigned i = 0; i < flags.threads; ++i) threads.emplace_back(work);
 }
 
+int fail(const Error& error) {
+  std::cerr << "lawson-agreement: " << to_string(error.kind) << ": " << error.message << "\n";
+  return error.kind == ErrorKind::unavailable ? 77 : 3;  // 77: skipped, no device here
+}
+
 int report(const Flags& flags, const Machine& machine, const std::vector<Row>& rows, double wall) {
   Json document{{"target", machine.target.title},
                 {"device", machine.live.title},
@@ -347,20 +352,10 @@ int report(const Flags& flags, const Machine& machine, const std::vector<Row>& r
                              failure.value("detail", failure.value("reason", std::string{})));
   }
   std::cout << document["seconds"].dump() << '\n';
-  if (!flags.json.empty()) {
-    std::ofstream file(flags.json);
-    file << document.dump(1, ' ', false, Json::error_handler_t::replace) << '\n';
-    if (!file) {
-      std::cerr << "cannot write " << flags.json << '\n';
-      return 3;
-    }
+  if (const Status written = write_result(flags.json, document); !written.ok()) {
+    return fail(written.error());
   }
   return bad == 0 ? 0 : 1;
-}
-
-int fail(const Error& error) {
-  std::cerr << "lawson-agreement: " << to_string(error.kind) << ": " << error.message << "\n";
-  return error.kind == ErrorKind::unavailable ? 77 : 3;  // 77: skipped, no device here
 }
 
 int run(const Flags& flags) {

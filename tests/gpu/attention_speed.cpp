@@ -7,7 +7,6 @@
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
-#include <fstream>
 #include <iostream>
 #include <map>
 #include <memory>
@@ -17,6 +16,7 @@
 #include "cases/judge.h"
 #include "engine/cudnn/driver.h"
 #include "engine/registry.h"
+#include "gpu/result.h"
 
 namespace lawson::cases {
 namespace {
@@ -331,7 +331,9 @@ int run(const Flags& flags) {
   document["worst_ratio"] = worst;
   document["measured"] = rows.size();
   document["beyond_slack"] = slow;
-  if (!flags.json.empty()) std::ofstream(flags.json) << document.dump(1) << '\n';
+  if (const Status written = write_result(flags.json, document); !written.ok()) {
+    return fail(written.error());
+  }
   static_cast<void>(machine.driver.destroy_stream(*stream));
   return slow == 0 ? 0 : 1;
 }

@@ -8,7 +8,6 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <fstream>
 #include <iostream>
 #include <thread>
 
@@ -17,6 +16,7 @@
 #include "cases/memory.h"
 #include "engine/cudnn/driver.h"
 #include "engine/registry.h"
+#include "gpu/result.h"
 #include "plan/planner.h"
 
 namespace lawson::cases {
@@ -277,7 +277,9 @@ int run(const Flags& flags) {
   }
   document["captures"] = list.size();
   document["wrong"] = wrong;
-  if (!flags.json.empty()) std::ofstream(flags.json) << document.dump(1) << '\n';
+  if (const Status written = write_result(flags.json, document); !written.ok()) {
+    return fail(written.error());
+  }
   return wrong == 0 ? 0 : 1;
 }
 
