@@ -156,6 +156,7 @@ class Timed {
     LAWSON_TRY(void* workspace, tensors.workspace(plan.workspace_bytes));
     LAWSON_TRY(begin_, machine_.driver.create_event());
     LAWSON_TRY(end_, machine_.driver.create_event());
+    LAWSON_CHECK(machine_.driver.synchronize(nullptr));  // inputs are there
     const auto once = [&] { return machine_.cudnn.execute(*loaded_, bindings, workspace, stream); };
     LAWSON_CHECK(once());
     LAWSON_CHECK(machine_.driver.synchronize(stream));
@@ -227,6 +228,7 @@ Result<Outcome> measure(const Flags& flags, Machine& machine, const Shape& shape
     LAWSON_TRY(const auto loaded, machine.cudnn.load(plan, machine.live));
     LAWSON_TRY(const auto bindings, tensors.bindings(forward));
     LAWSON_TRY(void* workspace, tensors.workspace(plan.workspace_bytes));
+    LAWSON_CHECK(machine.driver.synchronize(nullptr));
     LAWSON_CHECK(machine.cudnn.execute(*loaded, bindings, workspace, stream));
     LAWSON_CHECK(machine.driver.synchronize(stream));
   }

@@ -157,6 +157,7 @@ Status check_refusal(Machine& machine, const ir::Graph& graph, void* stream) {
 Status capture(Machine& machine, const ir::Graph& graph, const Loaded& loaded, const Memory& memory,
                Stream& capture) {
   LAWSON_TRY(capture.stream, machine.driver.create_stream());
+  LAWSON_CHECK(machine.driver.synchronize(nullptr));
   // Once before: what is loaded lazily is loaded then.
   LAWSON_CHECK(
       machine.cudnn.execute(loaded, memory.bindings(), memory.workspace(), capture.stream));
@@ -212,6 +213,8 @@ Result<Outcome> run_case(const Flags& flags, Machine& machine, const Json& spec)
     if (!replay.problem.empty()) continue;
     copy_into(replay.expected.inputs, inputs);
     LAWSON_CHECK(memory.upload());
+    // A copy from pageable memory may still be under way, and the stream does not wait for it.
+    LAWSON_CHECK(machine.driver.synchronize(nullptr));
     LAWSON_CHECK(machine.driver.launch_graph(stream.graph, stream.stream));
     LAWSON_CHECK(machine.driver.synchronize(stream.stream));
     LAWSON_CHECK(memory.fetch());
