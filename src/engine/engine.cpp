@@ -4,6 +4,7 @@
 #include <cstring>
 
 #include "base/hash.h"
+#include "ir/json.h"
 
 namespace lawson {
 namespace {
@@ -109,6 +110,14 @@ Result<Verdict> verdict_from_json(const Json& document) {
 }
 
 // magic | header length (8 bytes, little endian) | CBOR header | XXH3-128 of all before (32 hex)
+std::string plan_graph_json(const ir::Graph& graph) {
+  ir::Graph kept = graph;
+  for (ir::Tensor& tensor : kept.tensors) {
+    if (!tensor.by_value) tensor.values.clear();
+  }
+  return ir::graph_to_json(kept).dump();
+}
+
 std::vector<std::byte> plan_to_bytes(const Plan& plan) {
   std::vector<std::uint8_t> payload(plan.bytes.size());
   if (!payload.empty()) std::memcpy(payload.data(), plan.bytes.data(), payload.size());

@@ -69,6 +69,9 @@ struct Plan {
   std::vector<std::byte> bytes;  // the engine's own
 };
 
+// The graph as a plan keeps it: without given contents of its inputs, but for by-value scalars.
+std::string plan_graph_json(const ir::Graph& graph);
+
 std::vector<std::byte> plan_to_bytes(const Plan& plan);
 // Any defect of the bytes is an error that says what is wrong; never trusts a length.
 Result<Plan> plan_from_bytes(std::span<const std::byte> bytes);

@@ -138,7 +138,7 @@ class CpuEngine : public Engine {
     plan.plan_name = plan_name(graph, *kernels);
     plan.plan_id = make_plan_id(plan.key, plan.plan_name, {});
     plan.workspace_bytes = padded_workspace(make_program(graph, *kernels));
-    plan.graph_json = ir::graph_to_json(graph).dump();
+    plan.graph_json = plan_graph_json(graph);
     if (const auto reason = over_limit(plan.workspace_bytes, options)) {
       return unsupported(reason->code, reason->message, reason->field);
     }

@@ -20,7 +20,7 @@ struct Question {
 };
 
 // What is done about a row's graphs.
-enum class Remedy { bar, full_lengths, expand_bias, clear_rows };
+enum class Remedy { bar, full_lengths, expand_bias, clear_rows, scale_sink_gradient };
 
 struct Row {
   int first_version;
@@ -159,6 +159,46 @@ constexpr std::array kRows{
         [](const Question& q) {
           return q.attention != nullptr && bias_repeats(q, 2) && bias_repeats(q, 3);
         }},
+    Row{0, kOpen, "dropout-mask-backward", kMeasured, "dropout_mask", Remedy::bar,
+        "cuDNN accepts a backward with a dropout mask of the caller's and computes wrong dQ and "
+        "dK; "
+        "with a seed and an offset they are right",
+        [](const Question& q) {
+          return q.attention != nullptr && q.attention->backward &&
+                 q.attention->node->inputs[ir::AttentionSlots::dropout_mask] != ir::kNone;
+        }},
+    Row{0, kOpen, "dropout-sink-gradient", kMeasured, "dropout", Remedy::scale_sink_gradient,
+        "with dropout cuDNN's gradient of a sink is 1 - p times what it should be",
+        [](const Question& q) {
+          return q.attention != nullptr && q.attention->backward &&
+                 q.attention->rule->dropout > 0 &&
+                 q.attention->node->outputs[ir::AttentionBackward::dsink] != ir::kNone;
+        }},
+    Row{0, kOpen, "ragged-decode-stats", kMeasured, "seqlen_q", Remedy::bar,
+        "with ragged queries and seqlen_q = 1 cuDNN writes the log-sum-exp and the max logit of "
+        "the "
+        "first head alone; with dense queries, or seqlen_q of 2 or more, they are right",
+        [](const Question& q) {
+          if (q.attention == nullptr || q.attention->backward || !q.attention->ragged_q ||
+              q.attention->s_q != 1 || q.attention->heads == 1) {
+            return false;
+          }
+          const auto& results = q.attention->node->outputs;
+          return results[ir::Attention::max_logit] != ir::kNone ||
+                 results[ir::Attention::stats] != ir::kNone;
+        }},
+    Row{0, kOpen, "ragged-gradient-stride", kMeasured, "strides.dq", Remedy::bar,
+        "with ragged queries cuDNN writes dQ at the offsets of Q: dQ needs the stride of Q from "
+        "one "
+        "token to the next",
+        [](const Question& q) {
+          if (q.attention == nullptr || !q.attention->backward || !q.attention->ragged_q) {
+            return false;
+          }
+          const ir::Node& node = *q.attention->node;
+          return q.graph.tensor(node.outputs[ir::AttentionBackward::dq]).strides[2] !=
+                 q.graph.tensor(node.inputs[ir::AttentionSlots::q]).strides[2];
+        }},
     Row{0, kOpen, "paged-two-page-sizes", kMeasured, "paged.page_size_v", Remedy::bar,
         "cuDNN accepts caches of keys and values with different page sizes and reads the values of "
         "wrong pages; one page size for both is right",
@@ -230,6 +270,7 @@ Repairs repairs_for(const ir::Graph& graph, const Device& device, int cudnn_vers
     repairs.full_lengths |= row.remedy == Remedy::full_lengths;
     repairs.expand_bias |= row.remedy == Remedy::expand_bias;
     repairs.clear_rows |= row.remedy == Remedy::clear_rows;
+    repairs.scale_sink_gradient |= row.remedy == Remedy::scale_sink_gradient;
     repairs.defects.emplace_back(row.id);
   }
   return repairs;

@@ -136,7 +136,10 @@ Status Driver::release(void* data) const {
 
 Status Driver::copy_to_device(void* to, const void* from, std::size_t bytes) const {
   if (bytes == 0) return {};
-  return check(calls_.to_device(std::bit_cast<Address>(to), from, bytes), "cuMemcpyHtoD");
+  LAWSON_CHECK(check(calls_.to_device(std::bit_cast<Address>(to), from, bytes), "cuMemcpyHtoD"));
+  // From pageable memory cuMemcpyHtoD returns when the data is staged; the rest happens on the
+  // default stream, for which streams of CU_STREAM_NON_BLOCKING do not wait.
+  return synchronize(nullptr);
 }
 
 Status Driver::copy_to_host(void* to, const void* from, std::size_t bytes) const {
@@ -144,8 +147,9 @@ Status Driver::copy_to_host(void* to, const void* from, std::size_t bytes) const
   return check(calls_.to_host(to, std::bit_cast<Address>(from), bytes), "cuMemcpyDtoH");
 }
 
-Status Driver::fill_zero(void* data, std::size_t bytes, void* stream) const {
-  return check(calls_.fill(std::bit_cast<Address>(data), 0, bytes, stream), "cuMemsetD8Async");
+Status Driver::fill(void* data, std::uint8_t value, std::size_t bytes, void* stream) const {
+  if (bytes == 0) return {};
+  return check(calls_.fill(std::bit_cast<Address>(data), value, bytes, stream), "cuMemsetD8Async");
 }
 
 Status Driver::synchronize(void* stream) const {

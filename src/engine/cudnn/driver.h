@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <string>
 #include <type_traits>
 
@@ -29,9 +30,10 @@ class Driver {
 
   Result<void*> allocate(std::size_t bytes) const;
   Status release(void* data) const;
+  // Done when it returns, for every stream.
   Status copy_to_device(void* to, const void* from, std::size_t bytes) const;
   Status copy_to_host(void* to, const void* from, std::size_t bytes) const;
-  Status fill_zero(void* data, std::size_t bytes, void* stream) const;
+  Status fill(void* data, std::uint8_t value, std::size_t bytes, void* stream) const;
   Status synchronize(void* stream) const;  // nullptr: the whole context
 
   // Kernels of an image that stays in memory: in every context from load_kernels() on, but moved to

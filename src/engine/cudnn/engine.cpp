@@ -170,7 +170,7 @@ class CudnnEngine : public Engine {
     plan.device_fingerprint = fingerprint(device);
     plan.plan_name = built.name;
     plan.workspace_bytes = built.workspace;
-    plan.graph_json = plan_graph(graph);
+    plan.graph_json = plan_graph_json(graph);
     PlanHeader header;
     header.cudnn_version = found->cudnn_version;
     header.compute_capability = device.compute_capability;
@@ -623,8 +623,6 @@ class CudnnEngine : public Engine {
     }
     return {};
   }
-
-  static std::string plan_graph(const ir::Graph& graph) { return ir::graph_to_json(graph).dump(); }
 
   JudgedGraphs judged_;
   std::once_flag primed_;

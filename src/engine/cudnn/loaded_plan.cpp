@@ -38,7 +38,8 @@ Result<std::shared_ptr<LoadedPlan>> LoadedPlan::make(Plan plan, const PlanBytes&
   std::int64_t offset = aligned(bytes.workspace);
   for (const OwnTensor& tensor : supplies.own) {
     loaded->offsets_.emplace_back(tensor.uid, offset);
-    if (tensor.zero) loaded->zeros_.push_back({offset, tensor.bytes});
+    if (tensor.zero) loaded->fills_.push_back({offset, tensor.bytes, 0});
+    if (tensor.ones) loaded->fills_.push_back({offset, tensor.bytes, 0xFF});
     offset += aligned(tensor.bytes);
   }
   for (ir::TensorId id = 0; id < graph.input_count; ++id) {
@@ -144,9 +145,9 @@ Failure LoadedPlan::run(std::span<const Binding> bindings, void* workspace, void
       }
     }
     LAWSON_CHECK(run_steps(before_, bindings, workspace, stream, driver));
-    for (const Zero& zero : zeros_) {
-      LAWSON_CHECK(driver.fill_zero(static_cast<std::byte*>(workspace) + zero.offset,
-                                    static_cast<std::size_t>(zero.bytes), stream));
+    for (const Fill& fill : fills_) {
+      LAWSON_CHECK(driver.fill(static_cast<std::byte*>(workspace) + fill.offset, fill.value,
+                               static_cast<std::size_t>(fill.bytes), stream));
     }
     return {};
   };

@@ -59,11 +59,12 @@ class LoadedPlan : public Loaded {
   std::vector<Source> sources_;  // in the order of executable_->uids()
   std::vector<PlannedStep> before_;
   std::vector<PlannedStep> after_;
-  struct Zero {
+  struct Fill {
     std::int64_t offset;
     std::int64_t bytes;
+    std::uint8_t value;
   };
-  std::vector<Zero> zeros_;
+  std::vector<Fill> fills_;  // of the workspace, before the plan
   struct Value {
     std::int64_t uid;
     std::array<std::byte, 8> bytes;

@@ -45,7 +45,7 @@ std::vector<std::byte> pack_plan(const PlanHeader& header, const PlanBytes& plan
   }
   Json own = Json::array();
   for (const OwnTensor& tensor : plan.supplies.own) {
-    own.push_back({tensor.uid, tensor.bytes, tensor.zero});
+    own.push_back({tensor.uid, tensor.bytes, tensor.zero, tensor.ones});
   }
   Json scalars = Json::array();
   for (const OwnScalar& scalar : plan.supplies.scalars) {
@@ -94,7 +94,7 @@ Result<UnpackedPlan> unpack_plan(std::span<const std::byte> bytes) {
     }
     for (const Json& item : document.at("own")) {
       const OwnTensor tensor{item.at(0).get<std::int64_t>(), item.at(1).get<std::int64_t>(),
-                             item.at(2).get<bool>()};
+                             item.at(2).get<bool>(), item.at(3).get<bool>()};
       if (tensor.bytes < 0 || tensor.bytes > kMostBytes) return damaged("a size is out of range");
       plan.bytes.supplies.own.push_back(tensor);
     }

@@ -598,12 +598,15 @@ class Rewriter {
     take(N::seed, Slot::seed);
     take(N::offset, Slot::offset);
     if (!facts_.backward && result(F::dropped) != nullptr) {
+      // Of the scores that no kernel looks at cuDNN gives no mask.
       n_.tensors[N::dropped] = own("dropped", DType::f32, result(F::dropped)->shape);
+      n_.supplies.own.back().ones = true;
       n_.supplies.after.emplace_back(
           steps::ConvertMask{result(F::dropped)->shape, step_operand(*n_.tensors[N::dropped], 4),
                              step_operand(native(*result(F::dropped), result_uid(F::dropped)), 4)});
       note("dropout_mask_as_bytes");
     }
+    if (repairs_.scale_sink_gradient) scale_sink_gradient();
     if (operand(Slot::dropout_mask) == nullptr) return;
     const ir::Tensor& mask = *operand(Slot::dropout_mask);
     n_.tensors[N::dropout_mask] = own("dropout_mask", facts_.dtype, mask.shape);
@@ -620,6 +623,21 @@ class Rewriter {
     if (facts_.backward) {
       n_.tensors[N::dropout_scale_inverse] = scalar("dropout_scale_inverse", 1 - rule_.dropout);
     }
+  }
+
+  // cuDNN leaves 1 / (1 - p) out of the sink's gradient.
+  void scale_sink_gradient() {
+    const ir::Tensor& wanted = *result(B::dsink);
+    NativeTensor gradient = own("sink_gradient", DType::f32, wanted.shape);
+    n_.tensors[N::dsink] = gradient;
+    n_.supplies.scalars.push_back({next_uid_, 1 / (1 - rule_.dropout), DType::f32});
+    steps::ReduceBiasGradient step;
+    step.full = step.shape = wanted.shape;
+    step.gradient = {gradient.uid, DType::f32, gradient.strides};
+    step.factor = {next_uid_++, DType::f32, {}};
+    step.bias_gradient = {result_uid(B::dsink), wanted.dtype, wanted.strides};
+    n_.supplies.after.emplace_back(std::move(step));
+    note("sink_gradient_scaled");
   }
 
   // ---- gaps between sequences ------------------------------------------------------------------

@@ -211,6 +211,7 @@ struct CacheAppend {
 };
 
 // out = 1 where in is not 0, else 0: dropout masks between the types that cuDNN and graphs have.
+// Where in is NaN, out is left as it is.
 struct ConvertMask {
   Dims shape;  // four axes
   Operand in;  // u8, f32, f16 or bf16

@@ -869,8 +869,11 @@ LAWSON_HD MaskRow row_of(const ConvertMaskArguments& a, Index item) {
 LAWSON_HD void convert_mask(const ConvertMaskArguments& a, const MaskRow& row, Index column) {
   const Index j = row.first + column;
   const Index from = row.in + j * a.in.strides[3];
-  const bool kept = a.in.dtype == DType::u8 ? read<std::uint8_t>(a.in.data, from) != 0
-                                            : load_float(a.in.data, a.in.dtype, from) != 0;
+  const float value = a.in.dtype == DType::u8
+                          ? static_cast<float>(read<std::uint8_t>(a.in.data, from))
+                          : load_float(a.in.data, a.in.dtype, from);
+  if (value != value) return;
+  const bool kept = value != 0;
   const Index to = row.out + j * a.out.strides[3];
   if (a.out.dtype == DType::u8) {
     write(a.out.data, to, static_cast<std::uint8_t>(kept ? 1 : 0));

@@ -22,7 +22,8 @@ struct DerivedBinding {
 struct OwnTensor {
   std::int64_t uid = 0;
   std::int64_t bytes = 0;
-  bool zero = false;  // set to 0 before the plan runs; else a step writes it
+  bool zero = false;  // set to 0 before the plan runs
+  bool ones = false;  // all bits set, for floats NaN: what the plan leaves out shows
 };
 
 // A by-value scalar of Lawson's own: a constant of the plan.

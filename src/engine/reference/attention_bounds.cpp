@@ -14,10 +14,10 @@ namespace {
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // Absolute error of storing a probability of at most 1 (or a score's gradient) in the format that
-// has this unit roundoff.
+// has this unit roundoff, when it may be cut off instead of rounded.
 double storage_floor(const Arithmetic& arithmetic) {
   if (arithmetic.probability_roundoff >= 0x1p-5) return 0x1p-10;   // e4m3
-  if (arithmetic.probability_roundoff == 0x1p-11) return 0x1p-25;  // f16
+  if (arithmetic.probability_roundoff == 0x1p-11) return 0x1p-24;  // f16
   return flush_floor(arithmetic);
 }
 
@@ -369,9 +369,13 @@ struct Backward {
     partial = group > 1 ? static_cast<double>(group) * r.partial : 0;
     const auto matrices = static_cast<std::size_t>(p.sequences() * g.heads);
     const std::size_t biases = results[Slot::dbias].size();
-    // dBias adds the gradients of the scores as they are stored for dQ and dK.
+    // dBias adds the gradients of the scores as they are stored for dQ and dK, in that format at
+    // worst: one rounding for each matrix that is added.
     if (biases > 0) {
-      over_bias = accumulation_growth(matrices * rows * columns / biases) * r.sum + r.partial;
+      const Dims& shape = results[Slot::dbias].shape;
+      const auto shares = static_cast<double>(matrices) / static_cast<double>(shape[0] * shape[1]);
+      over_bias = accumulation_growth(matrices * rows * columns / biases) * r.sum +
+                  r.partial * std::max(1.0, shares);
     }
     over_sink = accumulation_growth(static_cast<std::size_t>(p.sequences()) * rows) * r.sum;
     dropout = dropout_roundoff(p, r);
@@ -443,16 +447,18 @@ struct Backward {
       slope_error = 0.77 * s.scaled_error / p.rule().softcap + 2 * r.function + 2 * r.sum;
     }
     const double ds = dx * slope;
-    const double ds_error = dx_error * (slope + slope_error) + dx * slope_error +
-                            (r.probability + 2 * r.sum) * ds + r.stored_floor;
+    const double ds_error =
+        dx_error * (slope + slope_error) + dx * slope_error + (r.probability + 2 * r.sum) * ds;
     const double scale = std::fabs(p.scale());
     const double scaled = scale * ds;
-    const double scaled_error = scale * ds_error + p.scale_error() * ds + 2 * r.sum * scaled;
+    const double bias_floor = r.stored_floor / std::clamp(scale, 0x1p-20, 1.0);
+    // The gradient of a score is stored before or after the scale.
+    const double scaled_error = scale * ds_error + p.scale_error() * ds + 2 * r.sum * scaled +
+                                std::max(1.0, scale) * r.stored_floor;
     if (p.bias() != nullptr) {
-      add_error(
-          results[Slot::dbias], p.bias_at(b, h, i, j),
-          p.rule().pre_scale_bias ? scaled_error + over_bias * scaled
-                                  : dx_error + over_bias * dx + r.stored_floor);
+      add_error(results[Slot::dbias], p.bias_at(b, h, i, j),
+                p.rule().pre_scale_bias ? scaled_error + over_bias * scaled
+                                        : dx_error + over_bias * dx + 2 * bias_floor);
     }
     add_errors_of(results[Slot::dq], query * deep, p.k(), key, deep,
                   scaled_error + over_columns * scaled, scaled, r.floor);
@@ -483,11 +489,11 @@ struct Backward {
       const auto column = static_cast<std::size_t>(j);
       for (std::size_t c = 0; c < deep; ++c) {
         add_error(results[Slot::dk], p.key(b, h, j) * deep + c,
-                  partial * std::fabs(head_dk[column * deep + c]));
+                  partial * std::fabs(head_dk[column * deep + c]) + r.stored_floor);
       }
       for (std::size_t c = 0; c < wide; ++c) {
         add_error(results[Slot::dv], p.value(b, h, j) * wide + c,
-                  partial * std::fabs(head_dv[column * wide + c]));
+                  partial * std::fabs(head_dv[column * wide + c]) + r.stored_floor);
       }
     }
     std::fill(head_dk.begin(), head_dk.end(), 0.0);

@@ -131,7 +131,7 @@ class ReferenceEngine final : public Engine {
     plan.target = device.name;
     plan.device_fingerprint = fingerprint(device);
     plan.plan_name = kName;
-    plan.graph_json = ir::graph_to_json(graph).dump();
+    plan.graph_json = plan_graph_json(graph);
     return plan;
   }
 

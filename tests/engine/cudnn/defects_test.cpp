@@ -104,11 +104,40 @@ TEST(Defects, BarredBeforeRepaired) {
   EXPECT_EQ(defect_of(attention(repeated), 900, 91001), "attention-9.10");
 }
 
-// The caller's dropout mask goes in as values of 0 and 1 (rewrite_attention.cpp).
-TEST(Defects, DropoutMasksAreNone) {
+// Of the caller's masks cuDNN takes those of a forward (as values: rewrite_attention.cpp).
+TEST(Defects, DropoutMasks) {
   const Json mask{{"dropout", 0.1}, {"dropout_mask", true}, {"seqlen_q", 256}};
   EXPECT_EQ(defect_of(attention(mask, "forward"), 900, 91900), "");
-  EXPECT_EQ(defect_of(attention(mask), 900, 91900), "");
+  const ir::Graph backward = attention(mask);
+  Device device;
+  device.kind = Device::Kind::cuda;
+  for (const int compute_capability : {800, 900, 1000}) {
+    device.compute_capability = compute_capability;
+    const auto defect = known_defect(backward, device, 91900);
+    ASSERT_TRUE(defect);
+    EXPECT_EQ(defect->id, "dropout-mask-backward");
+    EXPECT_EQ(defect->field, "dropout_mask");
+    EXPECT_TRUE(defect->barred);
+    EXPECT_TRUE(repairs_for(backward, device, 91900).defects.empty());
+  }
+  EXPECT_EQ(defect_of(attention({{"dropout", 0.1}, {"seqlen_q", 256}}), 900, 91900), "");
+}
+
+TEST(Defects, StatisticsOfRaggedDecode) {
+  const std::string id = "ragged-decode-stats";
+  const Json base{{"layout", "thd"}, {"seqlen_q", 1}, {"seqlen_kv", 256}};
+  const auto with = [&](const char* field, const Json& value) {
+    Json changed = base;
+    changed["return_stats"] = true;
+    changed[field] = value;
+    return defect_of(attention(changed, "forward"), 900, 91900);
+  };
+  EXPECT_EQ(with("return_stats", true), id);
+  EXPECT_EQ(with("return_max_logit", true), id);
+  EXPECT_NE(with("return_stats", false), id);
+  EXPECT_NE(with("seqlen_q", 2), id);
+  EXPECT_NE(with("heads", 1), id);
+  EXPECT_NE(with("layout", "bshd"), id);
 }
 
 Repairs repairs_of(const ir::Graph& graph, int compute_capability, int version) {
@@ -144,6 +173,14 @@ TEST(Defects, RepairsByVersionAndDevice) {
   EXPECT_TRUE(repairs.clear_rows);
   EXPECT_FALSE(repairs.full_lengths || repairs.expand_bias);
   EXPECT_EQ(repairs.defects, Ids{"padding-empty-keys"});
+
+  const Json sink{{"softmax", "learnable"}, {"dropout", 0.1}, {"seqlen_q", 256}};
+  repairs = repairs_of(attention(sink), 1000, 91900);
+  EXPECT_TRUE(repairs.scale_sink_gradient);
+  EXPECT_EQ(repairs.defects, Ids{"dropout-sink-gradient"});
+  EXPECT_FALSE(repairs_of(attention(sink, "forward"), 1000, 91900).scale_sink_gradient);
+  EXPECT_FALSE(repairs_of(attention({{"softmax", "learnable"}, {"seqlen_q", 256}}), 1000, 91900)
+                   .scale_sink_gradient);
 
   // Rows that bar repair nothing.
   EXPECT_TRUE(repairs_of(attention({{"seqlen_q", 256}}, "forward"), 900, 91000).defects.empty());

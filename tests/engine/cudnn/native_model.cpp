@@ -353,8 +353,11 @@ class Model {
         store(N::dbias, index[0], index[1], index[2], index[3], dbias_[position++]);
       } while (next_index(index, shape));
     }
+    // docs/cudnn-notes.md: dropout's 1 / (1 - p) is left out.
     sinks_.resize(at(n_.heads), 0.0);
-    for (std::int64_t h = 0; h < n_.heads; ++h) store(N::dsink, 0, h, 0, 0, sinks_[at(h)]);
+    for (std::int64_t h = 0; h < n_.heads; ++h) {
+      store(N::dsink, 0, h, 0, 0, (1 - n_.dropout) * sinks_[at(h)]);
+    }
   }
 
   const NativeAttention& n_;

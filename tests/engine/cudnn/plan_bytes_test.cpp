@@ -56,7 +56,7 @@ TEST(PlanBytes, EveryTruncationIsAnError) {
 PlanBytes with_all_steps(std::uint64_t seed) {
   PlanBytes plan;
   plan.data = {9};
-  plan.supplies.own = {{kFirstOwnUid, 64, false}, {kFirstOwnUid + 1, 0, true}};
+  plan.supplies.own = {{kFirstOwnUid, 64, false, true}, {kFirstOwnUid + 1, 0, true, false}};
   plan.supplies.scalars = {{kFirstOwnUid + 2, 1 / 0.9, DType::f32},
                            {kFirstOwnUid + 3, -3, DType::i64}};
   for (std::size_t kind = 0; kind < std::variant_size_v<Step>; ++kind) {
@@ -82,6 +82,8 @@ TEST(PlanBytes, RoundTripOfEveryStep) {
     EXPECT_EQ(supplies.scalars[1].dtype, DType::i64);
     EXPECT_FALSE(supplies.own[0].zero);
     EXPECT_TRUE(supplies.own[1].zero);
+    EXPECT_TRUE(supplies.own[0].ones);
+    EXPECT_FALSE(supplies.own[1].ones);
   }
 }
 

@@ -311,7 +311,8 @@ TEST_F(Rewrites, AreExact) {
                            "gaps_zeroed",           "lengths_of_cu_seqlens",
                            "mask_as_bias",          "off_by_one_as_zero_sink",
                            "pre_scale_bias_folded", "ragged_stats_as_dense",
-                           "stats_of_max_and_sum",  "unseen_keys_cleared"}) {
+                           "sink_gradient_scaled",  "stats_of_max_and_sum",
+                           "unseen_keys_cleared"}) {
     EXPECT_TRUE(seen.contains(name)) << name;
   }
 }

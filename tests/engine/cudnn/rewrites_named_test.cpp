@@ -340,6 +340,8 @@ TEST(RewritesNamed, RepairsOfTheDefectTable) {
   const Json per_head{{"bias", "post_scale"}, {"bias_shape", {1, 4, 1, 1}}};
   EXPECT_EQ(repaired(per_head, "forward", 1000, 91900),
             (Names{"avoids bias-per-head-forward", "bias_expanded"}));
+  EXPECT_EQ(repaired({{"softmax", "learnable"}, {"dropout", 0.1}}, "backward", 900, 91900),
+            (Names{"avoids dropout-sink-gradient", "sink_gradient_scaled"}));
   EXPECT_EQ(repaired({{"mask", "padding"}}, "forward", 900, 91900),
             (Names{"avoids padding-empty-keys", "empty_rows_cleared"}));
   EXPECT_EQ(repaired({{"mask", "padding"}, {"seqlen_q", 1}}, "forward", 900, 91900),

@@ -367,7 +367,9 @@ void make(Maker& m, ConvertMask& s) {
   StepBuffer& in = m.buffers[s.in.uid];
   for (std::size_t i = 0; i < in.bytes.size() / byte_size(in.dtype, 1); ++i) {
     store_element(in.bytes.data(), in.dtype, static_cast<std::int64_t>(i),
-                  static_cast<double>(m.dice.below(2)));
+                  s.in.dtype != DType::u8 && m.dice.chance(10)
+                      ? std::numeric_limits<double>::quiet_NaN()
+                      : static_cast<double>(m.dice.below(2)));
   }
   s.out = m.tensor(type(), s.shape, true);
 }
