@@ -66,7 +66,10 @@ class Explanation {
         std::make_move_iterator(singles.end()));
     singles.resize(single_count);
 
-    if (!report(singles, "alone") && !try_together(singles)) peel();
+    if (!report(singles, "alone")) {
+      try_together(singles, (limit_ + probed_) / 2);
+      if (document_["neighbours"].empty()) peel();
+    }
     for (const Trial& trial : elsewhere) report_target(trial);
     document_["probed"] = probed_;
     if (!errors_.empty()) document_["errors"] = errors_;
@@ -210,12 +213,12 @@ class Explanation {
     return trial.verdict && trial.verdict->verdict.reasons != trial.before;
   }
 
-  // True: some changes together are enough.
-  bool try_together(const std::vector<Trial>& singles) {
+  // Until some changes together are enough, or so many probes were made.
+  void try_together(const std::vector<Trial>& singles, std::size_t limit) {
     std::vector<Trial> parents = singles;
     for (std::size_t together = 2; together <= kMaxTogether; ++together) {
       std::vector<Trial> trials;
-      const std::size_t room = limit_ - std::min(limit_, probed_);
+      const std::size_t room = limit - std::min(limit, probed_);
       // Two that both moved, then one that moved with any, then any two.
       for (const int needed : {2, 1, 0}) {
         if (needed == 0 && together > 2) break;
@@ -229,12 +232,11 @@ class Explanation {
           }
         }
       }
-      if (trials.empty()) return false;
+      if (trials.empty()) return;
       probe_all(trials);
-      if (report(trials, "together")) return true;
+      if (report(trials, "together")) return;
       parents = std::move(trials);
     }
-    return false;
   }
 
   // Many things are wrong at once, and an engine names the first alone: change what it names, look
@@ -257,6 +259,7 @@ class Explanation {
           add_joint(trials, current, i);
         }
       }
+      trials.resize(std::min(trials.size(), limit_ - std::min(limit_, probed_)));
       probe_all(trials);
       const Trial* best = nullptr;
       for (const Trial& trial : trials) {
