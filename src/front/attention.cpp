@@ -315,7 +315,8 @@ Problem check_lengths(const AttentionSpec& spec) {
         const std::int64_t low = lengths == &side.padded ? side.lengths[i] : 0;
         const std::int64_t high = lengths == &side.padded ? kMaxDim : side.longest;
         if (length < low || length > high) {
-          return problem(field, "{} is not in [{}, {}]", length, low, high);
+          return problem(fmt::format("{}[{}]", field, i), "{} is not in [{}, {}]", length, low,
+                         high);
         }
         tokens += length;  // at most 2^23 entries of at most 2^40
       }

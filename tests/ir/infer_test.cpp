@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <map>
 #include <optional>
 
 namespace lawson::ir {
@@ -109,26 +110,62 @@ TEST(Infer, Views) {
   expect_refused(Iota{2, {2, 3}}, {}, {"axis 2"});
 }
 
-// Operands in Attention's slots; nullptr where absent.
+// Operands by AttentionSlots.
 struct Case {
+  using Slot = AttentionSlots;
   Attention op;
   Tensor q = tensor(DType::bf16, {2, 8, 16, 64}, "q");
   Tensor k = tensor(DType::bf16, {2, 2, 32, 64}, "k");
   Tensor v = tensor(DType::bf16, {2, 2, 32, 48}, "v");
-  std::optional<Tensor> scale, bias, seqlen_q, seqlen_kv, sink;
+  std::map<std::size_t, Tensor> others;
 
+  void set(Slot::Shared slot, DType dtype, Dims shape, bool by_value = false) {
+    others[slot] = tensor(dtype, std::move(shape), "x");
+    others[slot].by_value = by_value;
+  }
+  std::vector<const Tensor*> operands(std::size_t count) const {
+    std::vector<const Tensor*> all(count, nullptr);
+    all[Slot::q] = &q;
+    all[Slot::k] = &k;
+    all[Slot::v] = &v;
+    for (const auto& [slot, other] : others) all[slot] = &other;
+    return all;
+  }
   Result<std::vector<Inferred>> infer_it() const {
-    const auto pointer = [](const std::optional<Tensor>& t) { return t ? &*t : nullptr; };
-    return infer(op,
-                 {&q, &k, &v, pointer(scale), pointer(bias), pointer(seqlen_q), pointer(seqlen_kv),
-                  pointer(sink)},
-                 std::nullopt);
+    return infer(op, operands(Attention::kInputs), std::nullopt);
   }
   std::string refusal() const {
     const auto inferred = infer_it();
     return inferred.ok() ? "accepted" : inferred.error().message;
   }
 };
+
+// Both sides ragged: three sequences of at most 5 queries and 7 keys.
+Case ragged_case() {
+  Case item;
+  item.q.shape = {1, 8, 40, 64};
+  item.k.shape = {1, 2, 50, 64};
+  item.v.shape = {1, 2, 50, 48};
+  item.op.rule.max_q = 5;
+  item.op.rule.max_kv = 7;
+  item.set(AttentionSlots::cu_seqlens_q, DType::i32, {4, 1, 1, 1});
+  item.set(AttentionSlots::cu_seqlens_kv, DType::i32, {4, 1, 1, 1});
+  return item;
+}
+
+// Two sequences of up to 30 keys in pages of 8 and 16 tokens.
+Case paged_case() {
+  Case item;
+  item.k.shape = {9, 2, 8, 64};
+  item.v.shape = {5, 2, 16, 48};
+  item.op.rule.padding = true;
+  item.op.rule.max_kv = 30;
+  item.set(AttentionSlots::seqlen_q, DType::i32, {2, 1, 1, 1});
+  item.set(AttentionSlots::seqlen_kv, DType::i32, {2, 1, 1, 1});
+  item.set(AttentionSlots::page_table_k, DType::i32, {2, 1, 4, 1});
+  item.set(AttentionSlots::page_table_v, DType::i32, {2, 1, 2, 1});
+  return item;
+}
 
 TEST(Infer, Attention) {
   const auto inferred = Case{}.infer_it();
@@ -139,42 +176,117 @@ TEST(Infer, Attention) {
   EXPECT_EQ((*inferred)[Attention::stats].dtype, DType::f32);
 }
 
+TEST(Infer, RaggedAndPagedAttention) {
+  Case item = ragged_case();
+  item.op.rule.dropout = 0.5;
+  item.set(AttentionSlots::seed, DType::i64, {1, 1, 1, 1});
+  item.set(AttentionSlots::offset, DType::i64, {1, 1, 1, 1});
+  item.set(AttentionSlots::sequences, DType::i32, {1, 1, 1, 1}, true);
+  item.set(AttentionSlots::bias, DType::f32, {3, 1, 5, 7});
+  auto inferred = item.infer_it();
+  ASSERT_TRUE(inferred.ok()) << inferred.error().message;
+  EXPECT_EQ((*inferred)[Attention::o].shape, (Dims{1, 8, 40, 48}));
+  EXPECT_EQ((*inferred)[Attention::stats].shape, (Dims{1, 8, 40, 1}));
+  EXPECT_EQ((*inferred)[Attention::max_logit].shape, (Dims{1, 8, 40, 1}));
+  EXPECT_EQ((*inferred)[Attention::dropped].shape, (Dims{3, 8, 5, 7}));
+  EXPECT_EQ((*inferred)[Attention::dropped].dtype, DType::u8);
+
+  inferred = paged_case().infer_it();
+  ASSERT_TRUE(inferred.ok()) << inferred.error().message;
+  EXPECT_EQ((*inferred)[Attention::o].shape, (Dims{2, 8, 16, 48}));
+  const Case paged = paged_case();
+  auto operands = paged.operands(AttentionBackward::kInputs);
+  operands[AttentionBackward::o] = operands[AttentionBackward::dout] = &paged.q;
+  operands[AttentionBackward::stats] = &paged.q;
+  const auto backward = infer(AttentionBackward{paged.op.rule}, operands, std::nullopt);
+  ASSERT_FALSE(backward.ok());
+  EXPECT_NE(backward.error().message.find("no gradients"), std::string::npos);
+}
+
+void refused(Case item, const std::function<void(Case&)>& change, std::string_view part) {
+  change(item);
+  EXPECT_NE(item.refusal().find(part), std::string::npos)
+      << "'" << part << "' is not in: " << item.refusal();
+}
+
 TEST(Infer, AttentionRefusals) {
-  const auto refused = [](const std::function<void(Case&)>& change, std::string_view part) {
-    Case item;
-    change(item);
-    EXPECT_NE(item.refusal().find(part), std::string::npos)
-        << "'" << part << "' is not in: " << item.refusal();
+  using Slot = AttentionSlots;
+  const auto dense = [](const std::function<void(Case&)>& change, std::string_view part) {
+    refused(Case{}, change, part);
   };
-  refused([](Case& c) { c.q.shape = {8, 16, 64}; }, "rank 4");
-  refused([](Case& c) { c.k.dtype = DType::f16; }, "one dtype");
-  refused([](Case& c) { c.k.shape[3] = 32; }, "[2, 2, 32, 64]");
-  refused([](Case& c) { c.v.shape[2] = 31; }, "[2, 2, 32, 48]");
-  refused([](Case& c) { c.k.shape[1] = c.v.shape[1] = 3; }, "multiple of 3");
-  refused([](Case& c) { c.k.shape[1] = c.v.shape[1] = 0; }, "multiple of 0");
-  refused([](Case& c) { c.q.dtype = c.k.dtype = c.v.dtype = DType::i8; }, "float");
-  refused([](Case& c) { c.scale = tensor(DType::f32, {1, 1, 1, 1}, "scale"); }, "by-value");
-  refused([](Case& c) { c.bias = tensor(DType::f32, {2, 3, 16, 32}, "bias"); }, "broadcast");
-  refused([](Case& c) { c.scale = tensor(DType::f16, {1, 1, 1, 1}, "scale"); }, "f32");
-  refused([](Case& c) { c.bias = tensor(DType::f32, {16, 32}, "bias"); }, "broadcast");
-  refused([](Case& c) { c.bias = tensor(DType::boolean, {2, 8, 16, 32}, "bias"); }, "float type");
-  refused([](Case& c) { c.op.rule.padding = true; }, "padding needs both");
-  refused(
-      [](Case& c) {
-        c.seqlen_q = tensor(DType::i32, {2, 1, 1, 1}, "n");
-      },
-      "padding needs both");
-  refused(
+  dense([](Case& c) { c.q.shape = {8, 16, 64}; }, "rank 4");
+  dense([](Case& c) { c.k.dtype = DType::f16; }, "one dtype");
+  dense([](Case& c) { c.k.shape[3] = 32; }, "[2, 2, 32, 64]");
+  dense([](Case& c) { c.v.shape[2] = 31; }, "[2, 2, 32, 48]");
+  dense([](Case& c) { c.k.shape[1] = c.v.shape[1] = 3; }, "multiple of 3");
+  dense([](Case& c) { c.k.shape[1] = c.v.shape[1] = 0; }, "multiple of 0");
+  dense([](Case& c) { c.q.dtype = c.k.dtype = c.v.dtype = DType::i8; }, "float");
+  dense([](Case& c) { c.set(Slot::scale, DType::f32, {1, 1, 1, 1}); }, "by-value");
+  dense([](Case& c) { c.set(Slot::scale, DType::f16, {1, 1, 1, 1}, true); }, "f32");
+  dense([](Case& c) { c.set(Slot::bias, DType::f32, {2, 3, 16, 32}); }, "broadcast");
+  dense([](Case& c) { c.set(Slot::bias, DType::f32, {16, 32}); }, "broadcast");
+  dense([](Case& c) { c.set(Slot::bias, DType::boolean, {2, 8, 16, 32}); }, "float type");
+  dense([](Case& c) { c.set(Slot::mask, DType::i32, {2, 1, 16, 32}); }, "float type or bool");
+  dense([](Case& c) { c.set(Slot::mask, DType::boolean, {2, 1, 16, 31}); }, "broadcast");
+  dense([](Case& c) { c.op.rule.padding = true; }, "padding needs seqlen_q and seqlen_kv");
+  dense([](Case& c) { c.set(Slot::seqlen_q, DType::i32, {2, 1, 1, 1}); }, "padding needs");
+  dense(
       [](Case& c) {
         c.op.rule.padding = true;
-        c.seqlen_q = tensor(DType::i32, {2, 1, 1, 1}, "n");
-        c.seqlen_kv = tensor(DType::i64, {2, 1, 1, 1}, "n");
+        c.set(Slot::seqlen_q, DType::i32, {2, 1, 1, 1});
+        c.set(Slot::seqlen_kv, DType::i64, {2, 1, 1, 1});
       },
       "i32");
-  refused([](Case& c) { c.op.rule.softmax = SoftmaxKind::learnable; }, "sink");
-  refused([](Case& c) { c.sink = tensor(DType::f32, {1, 8, 1, 1}, "sink"); }, "sink");
-  refused([](Case& c) { c.op.rule.left = -2; }, "window [-2, -1]");
-  refused([](Case& c) { c.op.rule.softcap = -1; }, "softcap -1");
+  dense([](Case& c) { c.op.rule.softmax = SoftmaxKind::learnable; }, "sink");
+  dense([](Case& c) { c.set(Slot::sink, DType::f32, {1, 8, 1, 1}); }, "sink");
+  dense([](Case& c) { c.set(Slot::slopes, DType::f32, {1, 8, 1, 1}); }, "alibi");
+  dense([](Case& c) { c.op.rule.pre_scale_bias = true; }, "pre_scale_bias");
+  dense([](Case& c) { c.op.rule.left = -2; }, "window [-2, -1]");
+  dense([](Case& c) { c.op.rule.softcap = -1; }, "softcap -1");
+  dense([](Case& c) { c.op.rule.dropout = 1; }, "dropout 1");
+  dense([](Case& c) { c.op.rule.dropout = 0.5; }, "seed and offset");
+  dense([](Case& c) { c.set(Slot::seed, DType::i64, {1, 1, 1, 1}); }, "seed and offset");
+  dense([](Case& c) { c.op.rule.max_q = 3; }, "max_q 3");
+  dense([](Case& c) { c.op.rule.max_kv = 3; }, "max_kv 3");
+  dense([](Case& c) { c.set(Slot::sequences, DType::i32, {1, 1, 1, 1}, true); }, "only ragged");
+  dense([](Case& c) { c.set(Slot::cu_seqlens_q_padded, DType::i32, {3, 1, 1, 1}); }, "ragged side");
+}
+
+TEST(Infer, RaggedAndPagedRefusals) {
+  using Slot = AttentionSlots;
+  const auto ragged = [](const std::function<void(Case&)>& change, std::string_view part) {
+    refused(ragged_case(), change, part);
+  };
+  ragged([](Case& c) { c.q.shape[0] = 2; }, "ragged q");
+  ragged([](Case& c) { c.k.shape[0] = c.v.shape[0] = 3; }, "expected shape [1, 2, 50, 64]");
+  ragged([](Case& c) { c.set(Slot::cu_seqlens_kv, DType::i32, {5, 1, 1, 1}); }, "[4, 1, 1, 1]");
+  ragged([](Case& c) { c.set(Slot::cu_seqlens_q, DType::i64, {4, 1, 1, 1}); }, "i32");
+  ragged([](Case& c) { c.op.rule.padding = true; }, "both sides are ragged");
+  ragged([](Case& c) { c.set(Slot::sequences, DType::i32, {1, 1, 1, 1}); }, "by-value");
+  ragged([](Case& c) { c.set(Slot::bias, DType::f32, {1, 1, 16, 32}); }, "broadcast");
+  const auto paged = [](const std::function<void(Case&)>& change, std::string_view part) {
+    refused(paged_case(), change, part);
+  };
+  paged([](Case& c) { c.others.erase(Slot::page_table_v); }, "come together");
+  paged([](Case& c) { c.op.rule.padding = false; }, "need padding");
+  paged([](Case& c) { c.op.rule.max_kv = 33; }, "cannot hold max_kv = 33");
+  paged([](Case& c) { c.set(Slot::page_table_k, DType::i32, {3, 1, 4, 1}); }, "page table");
+}
+
+TEST(Infer, CacheAppend) {
+  const Tensor cache = tensor(DType::bf16, {9, 2, 8, 64}, "cache");
+  const Tensor fresh = tensor(DType::bf16, {2, 2, 3, 64}, "fresh");
+  const Tensor lengths = tensor(DType::i32, {2, 1, 1, 1}, "lengths");
+  const Tensor table = tensor(DType::i32, {2, 1, 4, 1}, "table");
+  const auto paged = infer(CacheAppend{}, {&cache, &fresh, &lengths, &table}, std::nullopt);
+  ASSERT_TRUE(paged.ok()) << paged.error().message;
+  EXPECT_EQ((*paged)[0].shape, cache.shape);
+  expect_refused(CacheAppend{}, {cache, fresh, lengths}, {"takes 4 operands"});
+  const auto dense = infer(CacheAppend{}, {&cache, &fresh, &lengths, nullptr}, std::nullopt);
+  ASSERT_FALSE(dense.ok());  // a dense cache has the batch of what is new
+  EXPECT_NE(dense.error().message.find("batch 2"), std::string::npos) << dense.error().message;
+  const Tensor other = tensor(DType::f16, {2, 2, 3, 64}, "fresh");
+  expect_refused(CacheAppend{}, {cache, other, lengths, table}, {"dtype bf16"});
 }
 
 TEST(Infer, OperandCountsAndAbsentOperands) {
