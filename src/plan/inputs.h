@@ -44,8 +44,8 @@ enum class InputStyle {
                  // nonzero per row
   denormal,      // floats of the size of their type's subnormal numbers
   masked_rows,   // the mask of an attention hides every third row, and 30% of the others' keys:
-                // false, or -infinity where it is added
-  low_mask,  // a mask that is added lowers the rows' log-sum-exp by 200, 95, 80 and 0 in turn
+                 // false, or -infinity where it is added
+  low_mask,      // a mask that is added lowers the rows' log-sum-exp by 200, 95, 80 and 0 in turn
   poisoned,  // NaN in what no sequence of an attention has: behind its length, between it and the
              // next, in pages that it does not fill
 };
