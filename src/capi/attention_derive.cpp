@@ -230,7 +230,7 @@ class Derivation {
     if (const Seen* mask = find("mask")) {
       Json fields = field("attn_mask", Json::object());
       const std::string dtype{lawson::to_string(mask->dtype)};
-      if (fields.value("dtype", std::string{"bool"}) != dtype) fields["dtype"] = dtype;
+      fields["dtype"] = dtype;
       if (fields.value("shape", Dims{1, 1, scores[2], scores[3]}) != mask->shape) {
         fields["shape"] = mask->shape;
       }

@@ -84,7 +84,6 @@ class Binder {
       const ir::Tensor& tensor = graph_.tensor(id);
       ragged_q_ = ragged_q_ || tensor.name == "cu_seqlens_q";
       ragged_kv_ = ragged_kv_ || tensor.name == "cu_seqlens_kv";
-      paged_ = paged_ || tensor.name == "page_table_k";
       if (tensor.name.starts_with("cu_seqlens")) result_.room = tensor.shape[0] - 1;
     }
     if (!is_ragged() && params_.sequences >= 0) {
@@ -109,12 +108,13 @@ class Binder {
   int bucketed_axis(std::string_view name) const {
     if (!is_ragged()) return -1;
     for (const char* like_q : {"q", "o", "do", "dq", "stats", "max_logit"}) {
-      if (name == like_q) return ragged_q_ ? 2 : 0;
+      if (name == like_q) return ragged_q_ ? 2 : -1;
     }
     for (const char* like_k : {"k", "v", "dk", "dv"}) {
-      if (name == like_k) return paged_ ? -1 : ragged_kv_ ? 2 : 0;
+      if (name == like_k) return ragged_kv_ ? 2 : -1;
     }
-    return 0;
+    // Lengths are not read beyond the sequences that there are.
+    return name.starts_with("cu_seqlens") ? 0 : -1;
   }
 
   // Dims of size 1 may be left out on either side, and their strides say nothing.
@@ -178,7 +178,6 @@ class Binder {
   const ir::Graph& graph_;
   bool ragged_q_ = false;
   bool ragged_kv_ = false;
-  bool paged_ = false;
   Resolved result_;
 };
 
@@ -244,6 +243,10 @@ Status run(const AttentionParams& params, plan::Planner& planner, void* workspac
   }
   auto scale = static_cast<float>(std::isnan(params.scale) ? resolved->scale : params.scale);
   if (resolved->scale_uid != 0) bindings[count++] = {resolved->scale_uid, &scale};
+  if (resolved->sequences_uid == 0 && params.sequences >= 0) {
+    return invalid("attribute 'sequences': {} is for a ragged batch, and the config is dense",
+                   params.sequences);
+  }
   const std::int64_t wanted = params.sequences < 0 ? resolved->sequences : params.sequences;
   auto sequences = static_cast<std::int32_t>(wanted);
   if (resolved->sequences_uid != 0) {

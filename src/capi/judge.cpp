@@ -21,7 +21,11 @@ Verdict no_graph_form(const front::Spec& spec, const Device& device, const std::
   verdict.target = device.name;
   verdict.reasons = spec.unsupported;
   Json asked = spec.document;
-  for (const char* unbound : {"name", "scale", "seqlens_q", "seqlens_kv"}) asked.erase(unbound);
+  for (const char* unbound :
+       {"name", "scale", "seqlens_q", "seqlens_kv", "seqlens_q_padded", "seqlens_kv_padded"}) {
+    asked.erase(unbound);
+  }
+  if (asked.contains("alibi_slopes")) asked["alibi_slopes"] = true;
   verdict.key = hash_hex(fmt::format("spec 1\n{}\ndevice {}\nengine {}\n",
                                      asked.dump(-1, ' ', true, Json::error_handler_t::replace),
                                      fingerprint(device), engine));

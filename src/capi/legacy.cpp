@@ -55,12 +55,15 @@ Status fill(AttentionParams& params, const Json& config, double scale, const law
   LAWSON_CHECK(set_param(params, LAWSON_PARAM_SCALE, &scale, sizeof(scale)));
   for (const auto& [attribute, tensor] : tensors) {
     if (tensor == nullptr) continue;
+    if (tensor->struct_size == 0) {
+      return invalid("a tensor's struct_size is 0; set it to sizeof(lawson_tensor)");
+    }
     LAWSON_CHECK(set_param(params, attribute, tensor, tensor->struct_size));
   }
   params.config = config;
   LAWSON_TRY(Json derived, derive(params));
-  for (const char* stated : {"layout", "bias", "mask", "softmax"}) {
-    if (derived.at(stated) == config.at(stated)) continue;
+  for (const char* stated : {"layout", "bias", "mask", "softmax", "seqlen_q", "seqlen_kv"}) {
+    if (!config.contains(stated) || derived.at(stated) == config.at(stated)) continue;
     return invalid("argument '{}': {} was given, and the tensors say {}", stated,
                    config.at(stated).dump(), derived.at(stated).dump());
   }
@@ -74,7 +77,9 @@ Status size_or_run(const AttentionParams& params, void* workspace, std::size_t* 
   LAWSON_TRY(plan::Planner * planner, capi::planner());
   if (workspace != nullptr) return run(params, *planner, workspace, *workspace_size, stream);
   LAWSON_TRY(const auto loaded, plan_of(params, *planner, stream));
-  *workspace_size = static_cast<std::size_t>(loaded->plan().workspace_bytes);
+  // Never 0, so that NULL is always a question.
+  *workspace_size =
+      static_cast<std::size_t>(std::max<std::int64_t>(1, loaded->plan().workspace_bytes));
   return {};
 }
 

@@ -1,5 +1,7 @@
 #include "front/attention_layout.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 
@@ -19,8 +21,8 @@ const std::map<std::string, Layout, std::less<>>& packed_layouts() {
       const std::array<std::string, 3> words{word, word, word};
       layouts[axes + "3hd"] = {words, Packing::qkv_s3hd};
       layouts[axes + "h3d"] = {words, Packing::qkv_h3d};
-      layouts[word + "_" + axes + "2hd"] = {words, Packing::kv_s2hd};
-      layouts[word + "_" + axes + "h2d"] = {words, Packing::kv_h2d};
+      layouts[fmt::format("{}_{}2hd", word, axes)] = {words, Packing::kv_s2hd};
+      layouts[fmt::format("{}_{}h2d", word, axes)] = {words, Packing::kv_h2d};
     }
     return layouts;
   }();

@@ -165,7 +165,10 @@ class Planner::Impl {
           device.name);
     }
     return cache_.get(id, [&]() -> Result<std::shared_ptr<Loaded>> {
-      LAWSON_TRY(const Plan plan, compile(graph, device, name, options));
+      // What is bound at run time is no part of a key: the plan has no defaults of one caller's.
+      ir::Graph shared = graph;
+      for (ir::Tensor& tensor : shared.tensors) tensor.values.clear();
+      LAWSON_TRY(const Plan plan, compile(shared, device, name, options));
       return load(plan, device);
     });
   }

@@ -130,8 +130,13 @@ Status Sequences::read_places(Side& side, Slot offsets, Slot padded, std::int64_
   for (std::int64_t n = 0; n <= count; ++n) {
     side.start.push_back(integer_at(at, roots, n * at.strides[0]));
   }
+  const std::int64_t first = integer_at(step_.inputs[offsets].at, roots, 0);
+  if (first != 0) {
+    return invalid("cpu engine: '{}' begins with {}; expected 0", name(offsets), first);
+  }
   if (side.start.front() < 0) {
-    return invalid("cpu engine: '{}' begins with {}; expected 0", name(places), side.start.front());
+    return invalid("cpu engine: '{}' begins with {}; expected 0 or more", name(places),
+                   side.start.front());
   }
   if (side.start.back() > side.tokens) {
     return invalid("cpu engine: '{}' ends with {}; the tensor has {} tokens", name(places),

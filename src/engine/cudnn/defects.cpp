@@ -269,7 +269,6 @@ Repairs repairs_for(const ir::Graph& graph, const Device& device, int cudnn_vers
     if (row.remedy == Remedy::bar || !concerns(row, question, cudnn_version)) continue;
     repairs.full_lengths |= row.remedy == Remedy::full_lengths;
     repairs.expand_bias |= row.remedy == Remedy::expand_bias;
-    repairs.clear_rows |= row.remedy == Remedy::clear_rows;
     repairs.scale_sink_gradient |= row.remedy == Remedy::scale_sink_gradient;
     repairs.defects.emplace_back(row.id);
   }

@@ -23,7 +23,6 @@ struct Defect {
 struct Repairs {
   bool full_lengths = false;         // a padding mask with every length full
   bool expand_bias = false;          // the bias at its full seqlen_q and seqlen_kv
-  bool clear_rows = false;           // rows that see nothing are cleared by Lawson
   bool scale_sink_gradient = false;  // by the factor of dropout
   std::vector<std::string> defects;  // the ids
 };

@@ -183,6 +183,13 @@ class CudnnEngine : public Engine {
     LAWSON_TRY(const Libraries* found, libraries());
     LAWSON_TRY(UnpackedPlan unpacked, unpack_plan(plan.bytes));
     LAWSON_CHECK(check_header(unpacked.header, plan, device, *found));
+    if (unpacked.bytes.workspace < 0 || whole_workspace(unpacked.bytes) != plan.workspace_bytes) {
+      return error(ErrorKind::io,
+                   "the cuDNN plan is damaged: its parts need a workspace of {} bytes, and it says "
+                   "{}; compile it again",
+                   whole_workspace(unpacked.bytes), plan.workspace_bytes);
+    }
+    LAWSON_CHECK(refuse_known_defect(plan, device, *found));
     LAWSON_TRY(Handle handle, handle_for(device));
     std::unique_ptr<Executable> executable;
     if (!unpacked.bytes.data.empty()) {
@@ -215,10 +222,19 @@ class CudnnEngine : public Engine {
     }
     LAWSON_TRY(const Driver* driver, Driver::open());
     LAWSON_CHECK(driver->make_current(plan->ordinal()));
-    LAWSON_TRY(Handle handle, borrow_handle(plan->ordinal()));
+    auto handle = idle_handle(plan->ordinal());
+    if (!handle) {
+      LAWSON_TRY(const bool capturing, driver->is_capturing(stream));
+      if (capturing) {
+        return invalid(
+            "the stream is being captured, and every cuDNN handle of the device is in use: a new "
+            "one allocates; before, run as many executions at once as are captured at once");
+      }
+      LAWSON_TRY(handle, borrow_handle(plan->ordinal()));
+    }
     Status status;
     if (const Failure failure =
-            plan->run(bindings, workspace, stream, *driver, handle.get(), status)) {
+            plan->run(bindings, workspace, stream, *driver, handle->get(), status)) {
       Device device;
       device.name = loaded.plan().target;
       return to_error(*failure, classify(*failure, false), device);
@@ -602,6 +618,17 @@ class CudnnEngine : public Engine {
     }
     controls_[device.compute_capability] = builds;
     return builds;
+  }
+
+  // A plan of a Lawson that did not know the defect yet.
+  static Status refuse_known_defect(const Plan& plan, const Device& device,
+                                    const Libraries& found) {
+    LAWSON_TRY(const Json document, parse_json(plan.graph_json, "the plan's graph"));
+    LAWSON_TRY(const ir::Graph graph, ir::graph_from_json(document, "the plan's graph"));
+    const auto defect = known_defect(graph, device, found.cudnn_version);
+    if (!defect || !defect->barred) return {};
+    return unsupported("known_defect", fmt::format("{} ({})", defect->message, defect->source),
+                       defect->field);
   }
 
   static Status check_header(const PlanHeader& header, const Plan& plan, const Device& device,

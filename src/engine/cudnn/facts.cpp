@@ -25,7 +25,6 @@ std::optional<AttentionFacts> attention_facts(const ir::Graph& graph) {
     facts.paged = sizes->paged;
     facts.dtype = graph.tensor(node.inputs[ir::AttentionSlots::q]).dtype;
     facts.bias = node.inputs[ir::AttentionSlots::bias];
-    facts.sink = node.inputs[ir::AttentionSlots::sink];
     return facts;
   }
   return std::nullopt;

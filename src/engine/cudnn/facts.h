@@ -26,7 +26,6 @@ struct AttentionFacts {
   bool paged = false;
   DType dtype = DType::f32;
   ir::TensorId bias = ir::kNone;
-  ir::TensorId sink = ir::kNone;
 
   // Lengths are known when a plan runs, not before.
   bool has_lengths() const { return rule->padding || ragged_q || ragged_kv; }

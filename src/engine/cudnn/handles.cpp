@@ -29,16 +29,17 @@ Handle::~Handle() {
   pool().idle[ordinal_].push_back(handle_);
 }
 
+std::optional<Handle> idle_handle(int ordinal) {
+  const std::lock_guard lock{pool().mutex};
+  std::vector<void*>& idle = pool().idle[ordinal];
+  if (idle.empty()) return std::nullopt;
+  void* handle = idle.back();
+  idle.pop_back();
+  return Handle{handle, ordinal};
+}
+
 Result<Handle> borrow_handle(int ordinal) {
-  {
-    const std::lock_guard lock{pool().mutex};
-    std::vector<void*>& idle = pool().idle[ordinal];
-    if (!idle.empty()) {
-      void* handle = idle.back();
-      idle.pop_back();
-      return Handle{handle, ordinal};
-    }
-  }
+  if (auto idle = idle_handle(ordinal)) return std::move(*idle);
   void* handle = nullptr;
   if (const Failure failure = create_handle(handle)) {
     Device device;

@@ -1,6 +1,7 @@
 // cuDNN handles: one per use at a time, kept for the next use on the same device.
 #pragma once
 
+#include <optional>
 #include <utility>
 
 #include "base/status.h"
@@ -31,5 +32,7 @@ class Handle {
 
 // The device's context must be current in this thread.
 Result<Handle> borrow_handle(int ordinal);
+// One that need not be created; nullopt when all are in use.
+std::optional<Handle> idle_handle(int ordinal);
 
 }  // namespace lawson::cudnn

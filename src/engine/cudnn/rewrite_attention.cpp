@@ -42,6 +42,20 @@ class Rewriter {
                                      facts_.s_q, facts_.s_kv),
                          facts_.s_q == 0 ? "seqlen_q" : "seqlen_kv");
     }
+    // cuDNN's lengths and bounds are 32 bits wide.
+    if (facts_.s_q + facts_.s_kv >= kMost32) {
+      return unsupported("size",
+                         fmt::format("seqlen_q = {} and seqlen_kv = {}: cuDNN counts rows and "
+                                     "columns in 32 bits",
+                                     facts_.s_q, facts_.s_kv),
+                         facts_.s_q > facts_.s_kv ? "seqlen_q" : "seqlen_kv");
+    }
+    if (n_.deterministic && facts_.backward && result(B::dsink) != nullptr) {
+      return unsupported("deterministic",
+                         "cuDNN adds up the gradient of a sink with atomics, in another order each "
+                         "time; the other gradients can be had deterministic",
+                         "deterministic");
+    }
     if (!choose_bounds()) return std::optional<NativeAttention>{};
     LAWSON_CHECK(check_alignment());
     LAWSON_CHECK(append_to_caches());
@@ -65,6 +79,7 @@ class Rewriter {
     keys_without_queries();
     gaps();
     for (const std::string& id : repairs_.defects) note("avoids " + id);
+    LAWSON_CHECK(check_steps());
     return std::optional{std::move(n_)};
   }
 
@@ -141,6 +156,26 @@ class Rewriter {
     const ir::Tensor* tensor = operand(slot);
     if (tensor == nullptr) return {};
     return {operand_uid(slot), tensor->dtype, {}};
+  }
+
+  // Every step takes f32, f16 and bf16, and sizes that memory can have.
+  Status check_steps() const {
+    for (const auto* list : {&n_.supplies.before, &n_.supplies.after}) {
+      for (const Step& step : *list) {
+        const Status checked = check_step(step);
+        if (checked.ok()) continue;
+        std::string field;
+        for (const auto& [slot, name] :
+             {std::pair{Slot::mask, "attn_mask.dtype"}, std::pair{Slot::bias, "bias_dtype"}}) {
+          if (operand(slot) != nullptr && operand(slot)->dtype == DType::f64) field = name;
+        }
+        return unsupported("rewrite",
+                           fmt::format("the rewrite that cuDNN needs does not take it: {}",
+                                       checked.error().message),
+                           field);
+      }
+    }
+    return {};
   }
 
   // The kernels load 16 bytes at a time, whatever alignment their descriptors declare.
@@ -444,6 +479,7 @@ class Rewriter {
     const bool per_head = varies(bias, 1) || varies(mask, 1) || alibi;
     const std::int64_t batch = per_sequence ? facts_.batch : 1;
     const std::int64_t heads = per_head ? facts_.heads : 1;
+    made_bias_ = true;
     NativeTensor made_bias =
         own("score_bias", made_type(bias, mask, alibi), {batch, heads, facts_.s_q, facts_.s_kv});
     steps::ScoreBias step;
@@ -470,6 +506,10 @@ class Rewriter {
   DType made_type(const ir::Tensor* bias, const ir::Tensor* mask, bool alibi) const {
     const bool bool_mask = mask != nullptr && mask->dtype == DType::boolean;
     if (alibi || rule_.pre_scale_bias) return DType::f32;
+    // A visible score is kept above half of the hidden one, which f16 has no room for.
+    const bool half = (bias != nullptr && bias->dtype == DType::f16) ||
+                      (mask != nullptr && mask->dtype == DType::f16);
+    if (half) return DType::f32;
     if (bias != nullptr && (mask == nullptr || bool_mask)) return bias->dtype;
     if (bias == nullptr && mask != nullptr && !bool_mask) return mask->dtype;
     return bias == nullptr ? facts_.dtype : DType::f32;
@@ -526,13 +566,22 @@ class Rewriter {
 
   void rows_that_see_nothing() {
     const ir::Tensor* mask = operand(Slot::mask);
-    if (mask == nullptr && !facts_.has_lengths() && !bounds_leave_rows_empty()) return;
-    const std::int64_t heads = varies(mask, 1) ? facts_.heads : 1;
+    // A bias that cuDNN gets as it is may not be -inf over a whole row; where one is made, what was
+    // -inf is finite, and the row has to be found.
+    const ir::Tensor* bias = made_bias_ ? operand(Slot::bias) : nullptr;
+    if (mask == nullptr && bias == nullptr && !facts_.has_lengths() && !bounds_leave_rows_empty()) {
+      return;
+    }
+    const std::int64_t heads = varies(mask, 1) || varies(bias, 1) ? facts_.heads : 1;
     NativeTensor flags = own("empty_rows", DType::u8, {facts_.batch, heads, facts_.s_q});
     steps::MaskedRows find;
     find.scores = scores_of(facts_.batch, heads);
     find.scores.sequences = scalar_input(Slot::sequences);
     find.terms.mask = step_input(Slot::mask, 4);
+    if (bias != nullptr) {
+      find.terms.bias = step_input(Slot::bias, 4);
+      if (rule_.pre_scale_bias) find.terms.factor = scalar_input(Slot::scale);
+    }
     find.flags = step_operand(flags, 3);
     find.flags.strides = flags.strides;
     n_.supplies.before.emplace_back(std::move(find));
@@ -700,6 +749,7 @@ class Rewriter {
   NativeAttention n_;
   std::int64_t next_uid_ = kFirstOwnUid;
   bool hide_unseen_ = false;  // bounds go into the bias
+  bool made_bias_ = false;
   Side q_side_{Slot::cu_seqlens_q,
                Slot::cu_seqlens_q_padded,
                Slot::seqlen_q,

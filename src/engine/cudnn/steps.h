@@ -172,7 +172,8 @@ struct ReduceBiasGradient {
   Dims shape;             // of the bias: 1 or full along each axis
   Operand gradient;       // f32, f16 or bf16
   Operand factor;         // by value, float [1]; absent: 1
-  Operand sequences;      // by value, integer [1]: later ones count as 0; absent: full[0]
+  Operand sequences;      // by value, integer [1]; absent: full[0]. Where b is summed, later ones
+                          // count as 0; where it is not, their elements are left as they are
   Operand bias_gradient;  // f32, f16 or bf16
 
   bool operator==(const ReduceBiasGradient&) const = default;

@@ -215,8 +215,8 @@ struct Span {
 };
 
 LAWSON_HD Span span_of(const PackingArguments& packing, Index b, Index rows) {
-  if (packing.offsets.data == nullptr) return {0, rows, b};
   if (b >= packing.sequences) return {};
+  if (packing.offsets.data == nullptr) return {0, rows, b};
   const Index stride = packing.offsets.stride;
   const Index begin =
       clamped(read<std::int32_t>(packing.offsets.data, b * stride), 0, packing.tokens);
@@ -474,7 +474,7 @@ struct MaskedRowsArguments {
 
 struct MaskedRow {
   TermRow terms;
-  Index first = 0;  // columns to look at; one is enough where nothing is added
+  Index first = 0;  // columns to look at
   Index count = 0;
   Index flag = 0;
 };
@@ -710,7 +710,7 @@ struct ReduceArguments {
   Index summed[4] = {1, 1, 1, 1};  // sizes of what is summed
   Index steps[4] = {0, 0, 0, 0};   // strides of what is summed
   Index terms = 1;                 // product of `summed`
-  Index sequences = 0;             // of kept[0]; the elements of later ones are 0
+  Index sequences = 0;             // of kept[0]; later ones are left alone
   Array gradient;                  // strides of the kept axes, 0 along the others
   Array bias_gradient;
   float factor = 1;
@@ -740,8 +740,8 @@ LAWSON_HD ReducedElement element_of(const ReduceArguments& a, Index item, Index 
   const Index h = matrix % a.kept[1];
   const Index b = matrix / a.kept[1];
   return {at3(a.gradient, b, h, i) + j * a.gradient.strides[3],
-          at3(a.bias_gradient, b, h, i) + j * a.bias_gradient.strides[3],
-          b < a.sequences ? a.terms : Index{0}, j < a.kept[3]};
+          at3(a.bias_gradient, b, h, i) + j * a.bias_gradient.strides[3], a.terms,
+          j < a.kept[3] && b < a.sequences};
 }
 
 LAWSON_HD Sum part_of(const ReduceArguments& a, const ReducedElement& element, Index part) {

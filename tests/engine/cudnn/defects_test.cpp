@@ -152,7 +152,7 @@ TEST(Defects, RepairsByVersionAndDevice) {
   const ir::Graph tail = attention({});
   Repairs repairs = repairs_of(tail, 900, 91900);
   EXPECT_TRUE(repairs.full_lengths);
-  EXPECT_FALSE(repairs.expand_bias || repairs.clear_rows);
+  EXPECT_FALSE(repairs.expand_bias);
   EXPECT_EQ(repairs.defects, Ids{"hopper-backward-kv-tail"});
   EXPECT_FALSE(repairs_of(tail, 900, 91500).full_lengths);
   EXPECT_FALSE(repairs_of(tail, 800, 91900).full_lengths);
@@ -170,7 +170,6 @@ TEST(Defects, RepairsByVersionAndDevice) {
             (Ids{"hopper-backward-kv-tail", "bias-repeated-backward", "bias-per-head-forward"}));
 
   repairs = repairs_of(attention({{"mask", "padding"}}, "forward"), 800, 91900);
-  EXPECT_TRUE(repairs.clear_rows);
   EXPECT_FALSE(repairs.full_lengths || repairs.expand_bias);
   EXPECT_EQ(repairs.defects, Ids{"padding-empty-keys"});
 

@@ -132,12 +132,17 @@ TEST(RewritesNamed, EachFeatureHasItsOwn) {
        {"empty_rows_cleared", "mask_as_bias"},
        {"score_bias", "masked_rows"},
        {"clear_rows"}},
-      {"forward", {{"bias", "pre_scale"}}, {"pre_scale_bias_folded"}, {"score_bias"}, {}},
+      // -inf in a bias that is made becomes finite: rows of nothing else have to be found.
+      {"forward",
+       {{"bias", "pre_scale"}},
+       {"empty_rows_cleared", "pre_scale_bias_folded"},
+       {"score_bias", "masked_rows"},
+       {"clear_rows"}},
       {"backward",
        {{"bias", "pre_scale"}, {"bias_grad", true}},
-       {"bias_gradient_reduced", "pre_scale_bias_folded"},
-       {"score_bias"},
-       {"reduce_bias_gradient"}},
+       {"bias_gradient_reduced", "empty_rows_cleared", "pre_scale_bias_folded"},
+       {"score_bias", "masked_rows", "stats_of_rows"},
+       {"reduce_bias_gradient", "clear_rows"}},
       {"backward", {{"bias", "post_scale"}, {"bias_grad", true}}, {}, {}, {}},
       {"backward",
        {{"bias", "post_scale"}, {"bias_grad", true}, {"bias_dtype", "f32"}},
@@ -231,9 +236,9 @@ TEST(RewritesNamed, BoundsGoTheWayThatIsLeft) {
   EXPECT_EQ(native->right, 64);
   EXPECT_FALSE(native->left);
   native = rewritten(bottom, "forward", Variant::bounds_as_bias);
-  EXPECT_EQ(names_of(native), Names{"bounds_as_bias"});
+  EXPECT_EQ(names_of(native), (Names{"bounds_as_bias", "empty_rows_cleared"}));
   EXPECT_FALSE(native->left || native->right);
-  EXPECT_EQ(steps_of(native->supplies.before), Names{"score_bias"});
+  EXPECT_EQ(steps_of(native->supplies.before), (Names{"score_bias", "masked_rows"}));
 
   // More queries than keys: the first rows see nothing, and no shifted bound says so.
   Json tall = bottom;
@@ -298,6 +303,7 @@ TEST(RewritesNamed, WhatCannotBeSaidIsRefused) {
     return native.error().reasons[0].code;
   };
   EXPECT_EQ(reason({{"bias", "pre_scale"}, {"softcap", 30.0}}), "pre_scale_bias");
+  EXPECT_EQ(reason({{"bias", "post_scale"}, {"attn_mask", {{"dtype", "f64"}}}}), "rewrite");
   EXPECT_EQ(reason({{"layout", "thd"}, {"seqlen_q", 0}}), "empty_tensor");
   for (const char* softmax : {"off_by_one", "learnable"}) {
     EXPECT_EQ(reason({{"softmax", softmax}, {"return_max_logit", true}}), "max_logit");
@@ -330,7 +336,7 @@ TEST(RewritesNamed, RepairsOfTheDefectTable) {
   const Json repeated{{"bias", "post_scale"}, {"bias_shape", {1, 4, 1, 160}}};
   EXPECT_EQ(repaired(repeated, "forward", 900, 91900), Names{});
   EXPECT_EQ(repaired(repeated, "backward", 900, 91900),
-            (Names{"avoids bias-repeated-backward", "bias_expanded"}));
+            (Names{"avoids bias-repeated-backward", "bias_expanded", "empty_rows_cleared"}));
   // A mask that is added in the place of a bias is as good as one.
   const Json keys{{"attn_mask", {{"dtype", "bf16"}, {"shape", {2, 1, 1, 160}}}}};
   EXPECT_EQ(repaired(keys, "forward", 900, 91900), Names{"empty_rows_cleared"});
@@ -339,7 +345,7 @@ TEST(RewritesNamed, RepairsOfTheDefectTable) {
                    "mask_as_bias"}));
   const Json per_head{{"bias", "post_scale"}, {"bias_shape", {1, 4, 1, 1}}};
   EXPECT_EQ(repaired(per_head, "forward", 1000, 91900),
-            (Names{"avoids bias-per-head-forward", "bias_expanded"}));
+            (Names{"avoids bias-per-head-forward", "bias_expanded", "empty_rows_cleared"}));
   EXPECT_EQ(repaired({{"softmax", "learnable"}, {"dropout", 0.1}}, "backward", 900, 91900),
             (Names{"avoids dropout-sink-gradient", "sink_gradient_scaled"}));
   EXPECT_EQ(repaired({{"mask", "padding"}}, "forward", 900, 91900),

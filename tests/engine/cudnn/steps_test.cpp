@@ -202,8 +202,8 @@ void expect(const steps::MaskedRows& s, Expected& e) {
 template <typename S>
 std::optional<std::pair<std::int64_t, std::int64_t>> place(const S& s, const Expected& e,
                                                            std::int64_t b, std::int64_t i) {
-  if (s.packing.offsets.uid == 0) return i < s.rows ? std::optional{std::pair{b, i}} : std::nullopt;
   if (b >= e.present(s.sequences, s.batch)) return std::nullopt;
+  if (s.packing.offsets.uid == 0) return i < s.rows ? std::optional{std::pair{b, i}} : std::nullopt;
   const std::int64_t row = e.integer(s.packing.offsets, b) + i;
   if (row >= e.integer(s.packing.offsets, b + 1) || row >= s.packing.tokens) return std::nullopt;
   return std::pair{std::int64_t{0}, row};
@@ -255,6 +255,7 @@ void expect(const steps::ReduceBiasGradient& s, Expected& e) {
   const double factor =
       s.factor.uid == 0 ? 1 : load_element(e.item.buffer(s.factor).data(), s.factor.dtype, 0);
   each(s.shape, [&](const Dims& out) {
+    if (s.shape[0] > 1 && out[0] >= there) return;
     double sum = 0;
     double magnitude = 0;
     Dims ranges = s.full;
