@@ -275,7 +275,8 @@ typedef enum lawson_attention_param {
   LAWSON_PARAM_K = 17,                    /* F B; with append also written */
   LAWSON_PARAM_V = 18,                    /* F B; with append also written */
   LAWSON_PARAM_O = 19,                    /* F written, B */
-  LAWSON_PARAM_STATS = 20,                /* F written, B; f32 [b,h,sq], ragged [1,h,tokens] */
+  LAWSON_PARAM_STATS = 20,                /* F written, B; f32 (f64 where q is)
+                                             [b,h,sq], ragged [1,h,tokens] */
   LAWSON_PARAM_MAX_LOGIT = 21,            /* F written; like stats */
   LAWSON_PARAM_BIAS = 22,                 /* F B; bias_shape */
   LAWSON_PARAM_SINK = 23,                 /* F B; f32 [h] */

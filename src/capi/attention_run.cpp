@@ -24,6 +24,12 @@ struct Resolved {
   std::int64_t sequences_uid = 0;
   std::int64_t sequences = 0;  // of the config
   std::int64_t room = 0;       // the most sequences that plan and tensors have room for
+  // A ragged side whose tensors have fewer tokens than the plan has room for.
+  struct Tokens {
+    std::size_t offsets = 0;  // the tensor that says where the last sequence ends
+    std::int64_t count = 0;
+  };
+  std::vector<Tokens> tokens;
 };
 
 namespace {
@@ -135,6 +141,7 @@ class Binder {
         if (given.shape[g] > 1 && given.strides[g] != wanted.strides[w]) {
           return mismatch(given, wanted, name);
         }
+        if (may_be_less && bucketed == 2) note_tokens(name, given.shape[g]);
         if (may_be_less && bucketed == 0) {
           const bool offsets = name.starts_with("cu_seqlens");
           result_.room = std::min(result_.room, given.shape[g] - (offsets ? 1 : 0));
@@ -149,6 +156,26 @@ class Binder {
       }
     }
     return {};
+  }
+
+  // The fewest tokens that a described tensor of the side has.
+  void note_tokens(std::string_view name, std::int64_t count) {
+    const bool kv = name == "k" || name == "v" || name == "dk" || name == "dv";
+    const auto graph_has = [&](std::string_view wanted) {
+      for (ir::TensorId id = 0; id < graph_.input_count; ++id) {
+        if (graph_.tensor(id).name == wanted) return true;
+      }
+      return false;
+    };
+    const std::string valid = kv ? "cu_seqlens_kv" : "cu_seqlens_q";
+    const std::size_t offsets =
+        tensor_index(graph_has(valid + "_padded") ? valid + "_padded" : valid);
+    for (Resolved::Tokens& known : result_.tokens) {
+      if (known.offsets != offsets) continue;
+      known.count = std::min(known.count, count);
+      return;
+    }
+    result_.tokens.push_back({offsets, count});
   }
 
   Error mismatch(const lawson_tensor& given, const ir::Tensor& wanted,
@@ -256,6 +283,15 @@ Status run(const AttentionParams& params, plan::Planner& planner, void* workspac
           resolved->room);
     }
     bindings[count++] = {resolved->sequences_uid, &sequences};
+  }
+  // On a GPU the offsets are in its memory; on the host they can be looked at.
+  if (params.device.kind == Device::Kind::cpu) {
+    for (const Resolved::Tokens& side : resolved->tokens) {
+      const auto* offsets = static_cast<const std::int32_t*>(params.tensors[side.offsets].data);
+      if (offsets[wanted] <= side.count) continue;
+      return invalid("tensor '{}' ends with {}; the tensors have {} tokens",
+                     tensor_attributes()[side.offsets].name, offsets[wanted], side.count);
+    }
   }
   return planner.execute(resolved->loaded->plan(), *resolved->loaded, {bindings.data(), count},
                          workspace, workspace_size, stream);

@@ -148,7 +148,10 @@ Status read_cache(ObjectReader& reader, AttentionSpec& spec) {
 Status read_context(ObjectReader& reader, AttentionSpec& spec) {
   if (const Json* fp8 = reader.find("fp8")) {
     ObjectReader fields(*fp8, reader.source(), "fp8");
-    LAWSON_TRY(std::string recipe, fields.choice_or("recipe", "none", kRecipes));
+    LAWSON_TRY(std::string recipe, fields.choice_or("recipe", "", {"delayed", "current", "mxfp8"}));
+    if (recipe.empty()) {
+      return fields.fail("recipe", "missing; expected delayed, current or mxfp8");
+    }
     LAWSON_CHECK(fields.finish());
     spec.fp8 = pick<Fp8Recipe>(recipe, kRecipes);
   }
@@ -265,8 +268,10 @@ Problem check_scores(const AttentionSpec& spec) {
     return problem("alibi_slopes", "{} slopes for {} heads", spec.alibi_slope_values.size(),
                    spec.heads);
   }
-  if (!(spec.softcap >= 0)) {
-    return problem("softcap", "negative; expected 0 (none) or a positive number");
+  if (!(spec.softcap >= 0 && spec.softcap <= 1e30)) {
+    return problem("softcap", "{} is {}; expected 0 (none) or a positive number up to 1e30",
+                   spec.softcap, spec.softcap < 0 ? "negative" : "too large"); expected 0 (none) or a positive number up to 1e30",
+                   spec.softcap);
   }
   if (!(spec.dropout >= 0 && spec.dropout < 1)) {
     return problem("dropout", "{} is not in [0, 1)", spec.dropout);

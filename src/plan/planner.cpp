@@ -152,6 +152,9 @@ class Planner::Impl {
                                           std::string_view name, const Options& options,
                                           void* stream) {
     LAWSON_TRY(Engine * engine, choose(device, name));
+    if (!engine->accepts(device)) {
+      return unsupported("engine_device", wrong_kind_text(*engine, device), "engine");
+    }
     if (!device.present()) return not_here(device);
     // An engine's build does not change while the process lives.
     const PlanCache::Id id{make_key(graph, device, engine->name(), "", options), device.ordinal};
@@ -276,13 +279,14 @@ class Planner::Impl {
     verdict.engine = std::string{engine.name()};
     verdict.target = device.name;
     verdict.key = make_key(graph, device, engine.name(), "", options);
-    const auto other = device.kind == Device::Kind::cuda ? Device::Kind::cpu : Device::Kind::cuda;
-    verdict.reasons.push_back(
-        {"engine_device",
-         fmt::format("engine '{}' runs on {}; '{}' is of another kind (one of {})", engine.name(),
-                     kind_text(other), device.name, kind_text(device.kind)),
-         "engine"});
+    verdict.reasons.push_back({"engine_device", wrong_kind_text(engine, device), "engine"});
     return verdict;
+  }
+
+  static std::string wrong_kind_text(const Engine& engine, const Device& device) {
+    const auto other = device.kind == Device::Kind::cuda ? Device::Kind::cpu : Device::Kind::cuda;
+    return fmt::format("engine '{}' runs on {}; '{}' is of another kind (one of {})", engine.name(),
+                       kind_text(other), device.name, kind_text(device.kind));
   }
 
   // The two ways to an answer: in this process, or for a GPU that is not here in a worker.

@@ -160,7 +160,9 @@ class Runner {
       check(lawson_plan_load(part.plan.get(), place_.device.get()));
       part.data = make<Data>(lawson_data_generate, part.graph.get(), arguments_.seed);
       if (!arguments_.load.empty()) load(part);
-      for (const Part& earlier : parts_) feed(earlier, part);
+      for (const Part& earlier : parts_) {
+        if (computation_of(earlier) == computation_of(part)) feed(earlier, part);
+      }
       part.time.struct_size = sizeof(part.time);
       check(lawson_plan_run(part.plan.get(), part.data.get(), arguments_.repeat, &part.time));
       if (arguments_.verify) verify(part);
@@ -278,6 +280,12 @@ class Runner {
     throw bad_input(fmt::format("{}: has no plan of graph '{}' ({} of other graphs)",
                                 arguments_.plan, lawson_graph_name(part.graph.get()),
                                 counted(lawson_bundle_size(bundle.get()), "plan")));
+  }
+
+  // Forward and backward of one computation: "NAME.forward", "NAME.backward".
+  static std::string computation_of(const Part& part) {
+    const std::string name = lawson_graph_name(part.graph.get());
+    return name.substr(0, name.rfind('.'));
   }
 
   // The outputs and inputs of an earlier graph are the inputs of the same name of a later one.

@@ -50,6 +50,11 @@ class Rewriter {
                                      facts_.s_q, facts_.s_kv),
                          facts_.s_q > facts_.s_kv ? "seqlen_q" : "seqlen_kv");
     }
+    if (static_cast<float>(rule_.dropout) >= 1) {
+      return unsupported(
+          "dropout", fmt::format("dropout = {} is 1 in f32, in which cuDNN has it", rule_.dropout),
+          "dropout");
+    }
     if (n_.deterministic && facts_.backward && result(B::dsink) != nullptr) {
       return unsupported("deterministic",
                          "cuDNN adds up the gradient of a sink with atomics, in another order each "
