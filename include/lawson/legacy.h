@@ -36,8 +36,8 @@ LAWSON_API lawson_status lawson_legacy_attention_backend(
     int32_t deterministic, const lawson_device* device, int32_t* backend, lawson_verdict** verdict)
     LAWSON_DEPRECATED("lawson_attention_select");
 
-/* `workspace` NULL: only `*workspace_size` is written, at least 1. The padding masks of dense layouts take
- * seqlen_q and seqlen_kv, ragged layouts cu_seqlens. `stats` goes with is_training. */
+/* `workspace` NULL: only `*workspace_size` is written, at least 1. The padding masks of dense
+ * layouts take seqlen_q and seqlen_kv, ragged layouts cu_seqlens. `stats` goes with is_training. */
 LAWSON_API lawson_status lawson_legacy_attention_forward(
     const lawson_tensor* q, const lawson_tensor* k, const lawson_tensor* v,
     const lawson_tensor* bias_tensor, const lawson_tensor* sink, const lawson_tensor* o,

@@ -270,8 +270,7 @@ Problem check_scores(const AttentionSpec& spec) {
   }
   if (!(spec.softcap >= 0 && spec.softcap <= 1e30)) {
     return problem("softcap", "{} is {}; expected 0 (none) or a positive number up to 1e30",
-                   spec.softcap, spec.softcap < 0 ? "negative" : "too large"); expected 0 (none) or a positive number up to 1e30",
-                   spec.softcap);
+                   spec.softcap, spec.softcap < 0 ? "negative" : "too large");
   }
   if (!(spec.dropout >= 0 && spec.dropout < 1)) {
     return problem("dropout", "{} is not in [0, 1)", spec.dropout);
