@@ -167,22 +167,23 @@ Result<Json> read_word(const ConfigAttribute& attribute, std::int32_t value) {
   return word.empty() ? Json{} : Json(word);
 }
 
-Result<Json> read_numbers(const ConfigAttribute& attribute, std::vector<double> list) {
+Result<Json> read_numbers(const ConfigAttribute& attribute, const std::vector<double>& list) {
   for (const double value : list) {
     if (!std::isfinite(value)) {
       return invalid("attribute '{}': {} is not finite", attribute.name, value);
     }
   }
-  return list.empty() ? Json{} : Json(std::move(list));
+  return list.empty() ? Json{} : Json(list);
 }
 
-Result<Json> read_integers(const ConfigAttribute& attribute, std::vector<std::int64_t> list) {
+Result<Json> read_integers(const ConfigAttribute& attribute,
+                           const std::vector<std::int64_t>& list) {
   if (attribute.count != 0 && !list.empty() && list.size() != attribute.count) {
     return invalid("attribute '{}': {} integers were given; it takes {}, or none", attribute.name,
                    list.size(), attribute.count);
   }
   for (const std::int64_t value : list) LAWSON_CHECK(check_integer(attribute, value));
-  return list.empty() ? Json{} : Json(std::move(list));
+  return list.empty() ? Json{} : Json(list);
 }
 
 double unset_number(const ConfigAttribute& attribute) {

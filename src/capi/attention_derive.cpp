@@ -256,7 +256,7 @@ class Derivation {
 
   // The config's own layout where it fits, else the first of the table; none: strides on top.
   Layout choose_layout() {
-    const Layout base = base_layout();
+    Layout base = base_layout();
     if (fits(base)) return base;
     for (const std::string& name : layout_words()) {
       const auto layout = front::parse_layout(name);

@@ -177,7 +177,7 @@ Status set_tensor(AttentionParams& params, std::size_t index, const void* value,
 template <typename Handle>
 Result<const Handle*> read_handle(const void* value, std::string_view name) {
   const Handle* handle = nullptr;
-  std::memcpy(&handle, value, sizeof(handle));
+  std::memcpy(&handle, value, sizeof(void*));
   LAWSON_CHECK(require(handle, name));
   return handle;
 }
@@ -241,7 +241,7 @@ Status give_handle(std::string_view name, const Content& content, Content Handle
                      sizeof(Handle*), capacity);
     }
     Handle* target = nullptr;
-    std::memcpy(&target, value, sizeof(target));
+    std::memcpy(&target, value, sizeof(void*));
     if (target == nullptr) {
       return invalid("attribute '{}' is copied into a handle of the caller, and '*value' is NULL",
                      name);

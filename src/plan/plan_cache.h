@@ -12,6 +12,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "engine/engine.h"
@@ -23,7 +24,10 @@ class PlanCache {
   struct Id {
     std::string key;  // what was asked, without the device's number
     int ordinal = 0;  // two equal GPUs of one machine have plans of their own
-    auto operator<=>(const Id&) const = default;
+    bool operator==(const Id&) const = default;
+    bool operator<(const Id& other) const {
+      return std::tie(key, ordinal) < std::tie(other.key, other.ordinal);
+    }
   };
   using Executable = std::shared_ptr<Loaded>;
   using Build = std::function<Result<Executable>()>;

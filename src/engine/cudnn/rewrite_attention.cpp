@@ -697,7 +697,7 @@ class Rewriter {
   // ---- gaps between sequences ------------------------------------------------------------------
 
   void gaps() {
-    const auto zero = [&](std::vector<std::size_t> results, const Side& side,
+    const auto zero = [&](const std::vector<std::size_t>& results, const Side& side,
                           const steps::Packing& packing, std::int64_t heads) {
       steps::ZeroGaps step;
       step.batch = facts_.batch;
