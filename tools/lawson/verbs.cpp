@@ -58,8 +58,8 @@ std::string steps_text(const Json& verdict) {
   for (std::size_t i = 0; i < std::min(steps.size(), kMaxStepLines); ++i) {
     const auto name = steps[i]->value("name", std::string{});
     const auto plan = steps[i]->value("plan_name", std::string{});
-    out += paragraph("    " + verdict_mark(*steps[i]) + " ",
-                     name + (plan.empty() ? "" : ", plan " + plan));
+    out += paragraph(fmt::format("    {} ", verdict_mark(*steps[i])),
+                     plan.empty() ? name : fmt::format("{}, plan {}", name, plan));
   }
   if (steps.size() > kMaxStepLines) {
     out += fmt::format("    and {} more; all of them with --json\n", steps.size() - kMaxStepLines);
