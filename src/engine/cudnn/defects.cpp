@@ -75,12 +75,6 @@ bool repeats_a_vector(const ir::Graph& graph) {
   return false;
 }
 
-bool has_matmul(const ir::Graph& graph) {
-  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
-    return std::holds_alternative<ir::Matmul>(node.op);
-  });
-}
-
 // Strides of an 8-bit input, in bytes: all multiples of 4 but the unit one.
 bool is_word_aligned(const ir::Tensor& tensor) {
   for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis) {

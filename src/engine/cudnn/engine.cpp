@@ -76,12 +76,6 @@ struct Built {
   std::int64_t workspace = 0;  // everything
 };
 
-bool has_matmul(const ir::Graph& graph) {
-  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
-    return std::holds_alternative<ir::Matmul>(node.op);
-  });
-}
-
 // A matmul of 16 x 16 x 16, for control plans and for priming.
 Result<ir::Graph> small_matmul(DType dtype) {
   ir::Builder builder{"small_matmul"};
@@ -154,11 +148,7 @@ class CudnnEngine : public Engine {
   Result<Plan> compile(const ir::Graph& graph, const Device& device, const Options& options,
                        const std::optional<Candidate>& candidate, std::stop_token stop) override {
     LAWSON_TRY(const Libraries* found, libraries());
-    if (const auto defect = known_defect(graph, device, found->cudnn_version);
-        defect && defect->barred) {
-      return unsupported("known_defect", fmt::format("{} ({})", defect->message, defect->source),
-                         defect->field);
-    }
+    LAWSON_CHECK(refuse_barred(graph, device, *found));
     LAWSON_TRY(const auto judged, accepted(graph, device, options, *found));
     LAWSON_TRY(Built built, build(*judged, graph, device, options, candidate, stop, *found));
     Plan plan;
@@ -189,7 +179,10 @@ class CudnnEngine : public Engine {
                    "{}; compile it again",
                    whole_workspace(unpacked.bytes), plan.workspace_bytes);
     }
-    LAWSON_CHECK(refuse_known_defect(plan, device, *found));
+    LAWSON_TRY(const Json document, parse_json(plan.graph_json, "the plan's graph"));
+    LAWSON_TRY(const ir::Graph graph, ir::graph_from_json(document, "the plan's graph"));
+    // The plan may be older than what is known of the defect.
+    LAWSON_CHECK(refuse_barred(graph, device, *found));
     LAWSON_TRY(Handle handle, handle_for(device));
     std::unique_ptr<Executable> executable;
     if (!unpacked.bytes.data.empty()) {
@@ -203,8 +196,8 @@ class CudnnEngine : public Engine {
       LAWSON_TRY(const Driver* driver, driver_on(device));
       LAWSON_CHECK(prepare_steps(device.ordinal, *driver));
     }
-    LAWSON_TRY(auto loaded,
-               LoadedPlan::make(plan, unpacked.bytes, std::move(executable), device.ordinal));
+    LAWSON_TRY(auto loaded, LoadedPlan::make(plan, graph, unpacked.bytes, std::move(executable),
+                                             device.ordinal));
     return std::shared_ptr<Loaded>{std::move(loaded)};
   }
 
@@ -620,11 +613,8 @@ class CudnnEngine : public Engine {
     return builds;
   }
 
-  // A plan of a Lawson that did not know the defect yet.
-  static Status refuse_known_defect(const Plan& plan, const Device& device,
-                                    const Libraries& found) {
-    LAWSON_TRY(const Json document, parse_json(plan.graph_json, "the plan's graph"));
-    LAWSON_TRY(const ir::Graph graph, ir::graph_from_json(document, "the plan's graph"));
+  static Status refuse_barred(const ir::Graph& graph, const Device& device,
+                              const Libraries& found) {
     const auto defect = known_defect(graph, device, found.cudnn_version);
     if (!defect || !defect->barred) return {};
     return unsupported("known_defect", fmt::format("{} ({})", defect->message, defect->source),

@@ -1,5 +1,7 @@
 #include "engine/cudnn/facts.h"
 
+#include <algorithm>
+
 namespace lawson::cudnn {
 
 std::optional<AttentionFacts> attention_facts(const ir::Graph& graph) {
@@ -28,6 +30,12 @@ std::optional<AttentionFacts> attention_facts(const ir::Graph& graph) {
     return facts;
   }
   return std::nullopt;
+}
+
+bool has_matmul(const ir::Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
+    return std::holds_alternative<ir::Matmul>(node.op);
+  });
 }
 
 }  // namespace lawson::cudnn

@@ -35,4 +35,6 @@ struct AttentionFacts {
 // nullopt when the graph has no attention node.
 std::optional<AttentionFacts> attention_facts(const ir::Graph& graph);
 
+bool has_matmul(const ir::Graph& graph);
+
 }  // namespace lawson::cudnn

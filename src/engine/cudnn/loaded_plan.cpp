@@ -1,7 +1,6 @@
 #include "engine/cudnn/loaded_plan.h"
 
 #include "ir/attention.h"
-#include "ir/json.h"
 
 namespace lawson::cudnn {
 namespace {
@@ -28,11 +27,10 @@ std::int64_t whole_workspace(const PlanBytes& plan) {
   return total;
 }
 
-Result<std::shared_ptr<LoadedPlan>> LoadedPlan::make(Plan plan, const PlanBytes& bytes,
+Result<std::shared_ptr<LoadedPlan>> LoadedPlan::make(Plan plan, const ir::Graph& graph,
+                                                     const PlanBytes& bytes,
                                                      std::unique_ptr<Executable> executable,
                                                      int ordinal) {
-  LAWSON_TRY(const Json document, parse_json(plan.graph_json, "the plan's graph"));
-  LAWSON_TRY(const ir::Graph graph, ir::graph_from_json(document, "the plan's graph"));
   std::shared_ptr<LoadedPlan> loaded{new LoadedPlan(std::move(plan), ordinal)};
   const Supplies& supplies = bytes.supplies;
   std::int64_t offset = aligned(bytes.workspace);

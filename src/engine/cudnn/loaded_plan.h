@@ -19,9 +19,10 @@ std::int64_t whole_workspace(const PlanBytes& plan);
 
 class LoadedPlan : public Loaded {
  public:
-  // `executable` null: the plan has steps only, or nothing to do. `ordinal` -1: without a device,
-  // to be checked only.
-  static Result<std::shared_ptr<LoadedPlan>> make(Plan plan, const PlanBytes& bytes,
+  // `graph`: the plan's own. `executable` null: the plan has steps only, or nothing to do.
+  // `ordinal` -1: without a device, to be checked only.
+  static Result<std::shared_ptr<LoadedPlan>> make(Plan plan, const ir::Graph& graph,
+                                                  const PlanBytes& bytes,
                                                   std::unique_ptr<Executable> executable,
                                                   int ordinal);
 
