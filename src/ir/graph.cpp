@@ -72,7 +72,9 @@ Status check_result(const Op& op, std::size_t slot, bool wanted,
     return needs(operands[Back::bias] != nullptr, "dbias", "the operand bias");
   } else if (std::holds_alternative<Back>(op) && slot == Back::dsink) {
     return needs(operands[Back::sink] != nullptr, "dsink", "the operand sink");
-  } else if (wanted) {
+  } else if (const auto* norm = std::get_if<Norm>(&op); norm != nullptr && slot != Norm::y) {
+    return needs(slot != Norm::mean || norm->kind == NormKind::layer, "mean", "a layer_norm");
+  } else if (wanted || std::holds_alternative<NormBackward>(op)) {
     return {};
   }
   return invalid("{}: result {} has no name", op_name(op), slot);
@@ -138,7 +140,7 @@ Result<std::vector<TensorId>> Builder::add(Op op, std::vector<TensorId> inputs,
     made.push_back(std::move(tensor));
   }
   std::move(made.begin(), made.end(), std::back_inserter(graph_.tensors));
-  graph_.nodes.push_back({std::move(op), std::move(inputs), ids});
+  graph_.nodes.push_back({std::move(op), std::move(inputs), ids, source_});
   return ids;
 }
 

@@ -37,6 +37,7 @@ struct Node {
   Op op;
   std::vector<TensorId> inputs;  // fixed slots per op; kNone where optional and absent
   std::vector<TensorId> outputs;
+  std::string source;  // where the caller wrote it ("mlp.cpp:12"); for messages, no part of a key
 };
 
 struct Graph {
@@ -78,6 +79,9 @@ class Builder {
   Result<TensorId> add1(Op op, std::vector<TensorId> inputs,
                         std::optional<DType> dtype = std::nullopt, std::string name = {});
 
+  // Where the ops that are added from now on were written.
+  void source(std::string where) { source_ = std::move(where); }
+
   // Declares an output, with its layout in memory (empty strides: contiguous).
   Status output(TensorId id, Dims strides = {}, int alignment = 16);
 
@@ -94,6 +98,7 @@ class Builder {
     int alignment;
   };
   Graph graph_;
+  std::string source_;
   std::vector<TensorId> inputs_;
   std::vector<Output> outputs_;
 };

@@ -5,6 +5,7 @@
 #include <set>
 
 #include "ir/attention.h"
+#include "ir/norm.h"
 
 namespace lawson::ir {
 namespace {
@@ -68,6 +69,49 @@ Result<Results> infer_matmul(const Op& op, const Operands& in, std::optional<DTy
   shape.push_back(b.shape.back());
   const DType natural = is_float(a.dtype) ? promote(a.dtype, b.dtype) : DType::i32;
   return Results{{dtype.value_or(natural), shape}};
+}
+
+bool is_block_scale(DType dtype) {
+  return dtype == DType::f8e8m0 || dtype == DType::f8e4m3 || dtype == DType::f32;
+}
+
+// The scales of one operand, [.., rows, blocks], with the operand's leading dims.
+Status check_scales(const Op& op, const ScaledMatmul& scaled, const Tensor& values,
+                    const Tensor& scales, bool transposed) {
+  if (!is_block_scale(scales.dtype)) {
+    return wrong(op, fmt::format("{} must have dtype f8e8m0, f8e4m3 or f32", describe(scales)));
+  }
+  Dims wanted = values.shape;
+  const std::size_t rank = wanted.size();
+  std::int64_t& blocks = wanted[transposed ? rank - 2 : rank - 1];
+  std::int64_t& rows = wanted[transposed ? rank - 1 : rank - 2];
+  const auto up = [](std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; };
+  blocks = up(blocks, scaled.block) / scaled.block;
+  if (scaled.swizzled) {
+    blocks = up(blocks, 4);
+    rows = up(rows, 128);
+  }
+  if (scales.shape == wanted) return {};
+  return wrong(op, fmt::format("{} must have shape {} (blocks of {} along K of {}{})",
+                               describe(scales), to_string(wanted), scaled.block, describe(values),
+                               scaled.swizzled ? ", padded to 128 rows and 4 blocks" : ""));
+}
+
+Result<Results> infer_scaled_matmul(const Op& op, const ScaledMatmul& scaled, const Operands& in,
+                                    std::optional<DType> dtype) {
+  using Scaled = ScaledMatmul;
+  if (scaled.block < 1) return wrong(op, fmt::format("block {} must be at least 1", scaled.block));
+  for (const Scaled::In slot : {Scaled::a, Scaled::b}) {
+    if (!is_float(in[slot]->dtype) || bit_width(in[slot]->dtype) > 8) {
+      return wrong(op,
+                   fmt::format("{} must have a float dtype of 4 or 8 bits", describe(*in[slot])));
+    }
+  }
+  LAWSON_TRY(Results product, infer_matmul(op, {in[Scaled::a], in[Scaled::b]}, dtype));
+  LAWSON_CHECK(check_scales(op, scaled, *in[Scaled::a], *in[Scaled::a_scale], false));
+  LAWSON_CHECK(check_scales(op, scaled, *in[Scaled::b], *in[Scaled::b_scale], true));
+  product[0].dtype = dtype.value_or(DType::f32);
+  return product;
 }
 
 Result<Results> infer_pointwise(const Op& op, const Operands& in, std::optional<DType> dtype) {
@@ -180,10 +224,45 @@ Result<Results> infer_slice(const Op& op, const Slice& slice, const Tensor& x) {
   return Results{{x.dtype, shape}};
 }
 
+Result<Results> infer_unary_grad(const Op& op, const UnaryGrad& grad, const Operands& in,
+                                 std::optional<DType> dtype) {
+  if (!has_gradient_op(grad.kind)) {
+    return wrong(op, fmt::format("{} has no gradient op", to_string(grad.kind)));
+  }
+  for (const Tensor* tensor : in) {
+    if (!is_float(tensor->dtype)) {
+      return wrong(op, fmt::format("operand {} must have a float dtype", describe(*tensor)));
+    }
+  }
+  return infer_pointwise(op, in, dtype);
+}
+
+Result<Results> infer_concat(const Op& op, const Concat& concat, const Operands& in) {
+  Inferred result{in[0]->dtype, in[0]->shape};
+  const auto rank = static_cast<std::int64_t>(result.shape.size());
+  if (concat.axis < 0 || concat.axis >= rank) {
+    return wrong(op, fmt::format("axis {} is not an axis of {}", concat.axis, describe(*in[0])));
+  }
+  const auto axis = static_cast<std::size_t>(concat.axis);
+  for (std::size_t i = 1; i < in.size(); ++i) {
+    Dims shape = in[i]->shape;
+    const std::int64_t length = shape.size() == result.shape.size() ? shape[axis] : 0;
+    if (shape.size() == result.shape.size()) shape[axis] = result.shape[axis];
+    if (shape != result.shape || in[i]->dtype != result.dtype) {
+      return wrong(op, fmt::format("{} and {} differ in more than axis {}", describe(*in[0]),
+                                   describe(*in[i]), concat.axis));
+    }
+    result.shape[axis] += length;
+  }
+  return Results{result};
+}
+
 bool is_optional(const Op& op, std::size_t slot) {
   if (attention_rule(op) != nullptr) {
     return slot >= AttentionSlots::scale && slot < AttentionSlots::kShared;
   }
+  if (std::holds_alternative<Norm>(op)) return slot == Norm::bias;
+  if (std::holds_alternative<NormBackward>(op)) return slot == NormBackward::mean;
   return std::holds_alternative<CacheAppend>(op) && slot == CacheAppend::page_table;
 }
 
@@ -202,6 +281,11 @@ std::size_t input_slots(const Op& op) {
   return std::visit(
       Overloaded{
           [](const Matmul&) { return Count{2}; },
+          [](const ScaledMatmul&) { return Count{ScaledMatmul::kInputs}; },
+          [](const UnaryGrad&) { return Count{2}; },
+          [](const Concat& c) { return static_cast<Count>(std::max<std::int64_t>(c.operands, 2)); },
+          [](const Norm&) { return Count{Norm::kInputs}; },
+          [](const NormBackward&) { return Count{NormBackward::kInputs}; },
           [](const Binary&) { return Count{2}; },
           [](const Compare&) { return Count{2}; },
           [](const Logical& l) { return Count{l.kind == LogicalKind::not_ ? 1U : 2U}; },
@@ -219,6 +303,8 @@ std::size_t input_slots(const Op& op) {
 std::size_t output_slots(const Op& op) {
   if (std::holds_alternative<Attention>(op)) return Attention::kOutputs;
   if (std::holds_alternative<AttentionBackward>(op)) return AttentionBackward::kOutputs;
+  if (std::holds_alternative<Norm>(op)) return Norm::kOutputs;
+  if (std::holds_alternative<NormBackward>(op)) return NormBackward::kOutputs;
   return 1;
 }
 
@@ -237,6 +323,11 @@ Result<std::vector<Inferred>> infer(const Op& op, const Operands& operands,
   return std::visit(
       Overloaded{
           [&](const Matmul&) { return infer_matmul(op, operands, dtype); },
+          [&](const ScaledMatmul& m) { return infer_scaled_matmul(op, m, operands, dtype); },
+          [&](const UnaryGrad& u) { return infer_unary_grad(op, u, operands, dtype); },
+          [&](const Concat& c) { return infer_concat(op, c, operands); },
+          [&](const Norm& n) { return infer_norm(n, operands, dtype); },
+          [&](const NormBackward& n) { return infer_norm_backward(n, operands, dtype); },
           [&](const Convert&) -> Result<Results> {
             if (!dtype) return wrong(op, "field 'dtype' is missing");
             return Results{{*dtype, operands[0]->shape}};

@@ -99,14 +99,39 @@ Status read_rule(ObjectReader& reader, AttentionRule& rule) {
   return {};
 }
 
+// The one attribute of an activation, or of its gradient.
+const char* parameter_name(UnaryKind kind) {
+  if (kind == UnaryKind::leaky_relu) return "slope";
+  return kind == UnaryKind::elu ? "alpha" : nullptr;
+}
+
+Status read_parameter(ObjectReader& reader, UnaryKind kind, double& parameter) {
+  const char* name = parameter_name(kind);
+  if (name == nullptr) return {};
+  LAWSON_TRY(parameter, reader.number_or(name, parameter));
+  return {};
+}
+
 Status read_attributes(ObjectReader& reader, Op& op) {
   return std::visit(Overloaded{
-                        [&](Unary& u) -> Status {
-                          if (u.kind == UnaryKind::leaky_relu) {
-                            LAWSON_TRY(u.parameter, reader.number_or("slope", u.parameter));
-                          } else if (u.kind == UnaryKind::elu) {
-                            LAWSON_TRY(u.parameter, reader.number_or("alpha", u.parameter));
-                          }
+                        [&](Unary& u) { return read_parameter(reader, u.kind, u.parameter); },
+                        [&](UnaryGrad& u) { return read_parameter(reader, u.kind, u.parameter); },
+                        [&](ScaledMatmul& m) -> Status {
+                          LAWSON_TRY(m.block, reader.integer_or("block", 32, 1, kMaxDim));
+                          LAWSON_TRY(m.swizzled, reader.boolean_or("swizzled", false));
+                          return {};
+                        },
+                        [&](Concat& c) -> Status {
+                          LAWSON_TRY(c.axis, reader.integer_or("axis", 0, 0, kMaxRank));
+                          return {};
+                        },
+                        [&](Norm& n) -> Status {
+                          LAWSON_TRY(n.axes, reader.integers("axes", 0, kMaxRank));
+                          LAWSON_TRY(n.eps, reader.number_or("eps", n.eps));
+                          return {};
+                        },
+                        [&](NormBackward& n) -> Status {
+                          LAWSON_TRY(n.axes, reader.integers("axes", 0, kMaxRank));
                           return {};
                         },
                         [&](Clamp& c) -> Status {
@@ -225,7 +250,14 @@ Status read_op(const Json& item, const std::string& source, const std::string& p
   LAWSON_TRY(auto out, read_names(reader, "out", result_names(*op)));
   LAWSON_TRY(auto dtype, read_dtype(reader, "dtype"));
   LAWSON_CHECK(read_attributes(reader, *op));
+  std::string written_at;
+  if (reader.has("source")) {
+    LAWSON_TRY(written_at, read_name(reader, "source"));
+  }
   LAWSON_CHECK(reader.finish());
+  if (auto* concat = std::get_if<Concat>(&*op)) {
+    concat->operands = static_cast<std::int64_t>(in.size());
+  }
 
   const std::size_t slots = input_slots(*op);
   if (in.size() > slots) {
@@ -250,6 +282,7 @@ Status read_op(const Json& item, const std::string& source, const std::string& p
   for (std::size_t i = 0; i < out.size(); ++i) {
     results.push_back({out[i], i == 0 ? dtype : std::nullopt, !out[i].empty()});
   }
+  builder.source(std::move(written_at));
   auto added = builder.add(*op, std::move(inputs), std::move(results));
   if (!added.ok()) return invalid("{}: field '{}': {}", source, path, added.error().message);
   return {};
@@ -296,12 +329,24 @@ void write_rule(Json& item, const AttentionRule& rule) {
   if (rule.max_kv != 0) item["max_kv"] = rule.max_kv;
 }
 
+void write_parameter(Json& item, UnaryKind kind, double parameter) {
+  if (const char* name = parameter_name(kind)) item[name] = parameter;
+}
+
 void write_attributes(Json& item, const Op& op) {
   std::visit(Overloaded{
-                 [&](const Unary& u) {
-                   if (u.kind == UnaryKind::leaky_relu) item["slope"] = u.parameter;
-                   if (u.kind == UnaryKind::elu) item["alpha"] = u.parameter;
+                 [&](const Unary& u) { write_parameter(item, u.kind, u.parameter); },
+                 [&](const UnaryGrad& u) { write_parameter(item, u.kind, u.parameter); },
+                 [&](const ScaledMatmul& m) {
+                   item["block"] = m.block;
+                   if (m.swizzled) item["swizzled"] = true;
                  },
+                 [&](const Concat& c) { item["axis"] = c.axis; },
+                 [&](const Norm& n) {
+                   item["axes"] = n.axes;
+                   item["eps"] = n.eps;
+                 },
+                 [&](const NormBackward& n) { item["axes"] = n.axes; },
                  [&](const Clamp& c) {
                    item["min"] = c.min;
                    item["max"] = c.max;
@@ -419,6 +464,7 @@ Json graph_to_json(const Graph& graph) {
               {"out", names_of(graph, node.outputs, result_names(node.op))}};
     if (node.outputs[0] != kNone) item["dtype"] = to_string(graph.tensor(node.outputs[0]).dtype);
     write_attributes(item, node.op);
+    if (!node.source.empty()) item["source"] = node.source;
     ops.push_back(std::move(item));
   }
   document["ops"] = std::move(ops);

@@ -18,9 +18,10 @@ constexpr std::array<std::string_view, kReduceCount> kReduce{"sum",  "max",  "mi
                                                              "prod", "amax", "norm1", "norm2"};
 
 // Ops whose name needs no kind.
-const std::array<std::pair<std::string_view, Op>, 13>& plain_ops() {
-  static const std::array<std::pair<std::string_view, Op>, 13> table{{
+const std::array<std::pair<std::string_view, Op>, 19>& plain_ops() {
+  static const std::array<std::pair<std::string_view, Op>, 19> table{{
       {"matmul", Matmul{}},
+      {"scaled_matmul", ScaledMatmul{}},
       {"convert", Convert{}},
       {"select", Select{}},
       {"clamp", Clamp{}},
@@ -30,6 +31,11 @@ const std::array<std::pair<std::string_view, Op>, 13>& plain_ops() {
       {"reshape", Reshape{}},
       {"transpose", Transpose{}},
       {"slice", Slice{}},
+      {"concat", Concat{}},
+      {"layer_norm", Norm{NormKind::layer, {}}},
+      {"rms_norm", Norm{NormKind::rms, {}}},
+      {"layer_norm_backward", NormBackward{NormKind::layer, {}}},
+      {"rms_norm_backward", NormBackward{NormKind::rms, {}}},
       {"attention", Attention{}},
       {"attention_backward", AttentionBackward{}},
       {"cache_append", CacheAppend{}},
@@ -42,7 +48,31 @@ double default_parameter(UnaryKind kind) {
   return kind == UnaryKind::elu ? 1.0 : 0.0;
 }
 
+constexpr std::string_view kGradSuffix = "_grad";
+
+std::string kinded(NormKind kind, std::string_view rest) {
+  return std::string{kind == NormKind::layer ? "layer_norm" : "rms_norm"}.append(rest);
+}
+
 }  // namespace
+
+bool has_gradient_op(UnaryKind kind) {
+  switch (kind) {
+    case UnaryKind::tanh:
+    case UnaryKind::sigmoid:
+    case UnaryKind::relu:
+    case UnaryKind::leaky_relu:
+    case UnaryKind::relu6:
+    case UnaryKind::elu:
+    case UnaryKind::softplus:
+    case UnaryKind::silu:
+    case UnaryKind::gelu:
+    case UnaryKind::gelu_tanh:
+      return true;
+    default:
+      return false;
+  }
+}
 
 std::string_view to_string(UnaryKind kind) {
   return kUnary[static_cast<std::size_t>(kind)];
@@ -79,6 +109,11 @@ std::string_view to_string(SoftmaxKind kind) {
 std::string op_name(const Op& op) {
   return std::visit(Overloaded{
                         [](const Unary& unary) { return std::string{to_string(unary.kind)}; },
+                        [](const UnaryGrad& grad) {
+                          return std::string{to_string(grad.kind)}.append(kGradSuffix);
+                        },
+                        [](const Norm& norm) { return kinded(norm.kind, ""); },
+                        [](const NormBackward& norm) { return kinded(norm.kind, "_backward"); },
                         [](const Binary& binary) { return std::string{to_string(binary.kind)}; },
                         [](const Compare& compare) {
                           return std::string{"compare_"}.append(to_string(compare.kind));
@@ -104,6 +139,10 @@ std::optional<Op> op_from_name(std::string_view name) {
   for (std::size_t i = 0; i < kUnary.size(); ++i) {
     const auto kind = static_cast<UnaryKind>(i);
     if (kUnary[i] == name) return Unary{kind, default_parameter(kind)};
+    if (has_gradient_op(kind) && name.ends_with(kGradSuffix) &&
+        name.substr(0, name.size() - kGradSuffix.size()) == kUnary[i]) {
+      return UnaryGrad{kind, default_parameter(kind)};
+    }
   }
   for (std::size_t i = 0; i < kBinary.size(); ++i) {
     if (kBinary[i] == name) return Binary{static_cast<BinaryKind>(i)};
@@ -126,6 +165,9 @@ std::optional<Op> op_from_name(std::string_view name) {
 
 std::vector<std::string_view> slot_names(const Op& op) {
   if (std::holds_alternative<CacheAppend>(op)) return {"cache", "fresh", "seqlen_kv", "page_table"};
+  if (std::holds_alternative<ScaledMatmul>(op)) return {"a", "b", "a_scale", "b_scale"};
+  if (std::holds_alternative<Norm>(op)) return {"x", "scale", "bias"};
+  if (std::holds_alternative<NormBackward>(op)) return {"dy", "x", "scale", "mean", "inv_std"};
   const bool backward = std::holds_alternative<AttentionBackward>(op);
   if (!backward && !std::holds_alternative<Attention>(op)) return {};
   std::vector<std::string_view> names{"q",
@@ -155,13 +197,20 @@ std::vector<std::string_view> slot_names(const Op& op) {
 std::vector<std::string_view> result_names(const Op& op) {
   if (std::holds_alternative<Attention>(op)) return {"o", "stats", "max_logit", "dropped"};
   if (std::holds_alternative<AttentionBackward>(op)) return {"dq", "dk", "dv", "dbias", "dsink"};
+  if (std::holds_alternative<Norm>(op)) return {"y", "mean", "inv_std"};
+  if (std::holds_alternative<NormBackward>(op)) return {"dx", "dscale", "dbias"};
   return {};
 }
 
 std::vector<std::string> all_op_names() {
   std::vector<std::string> names;
   for (const auto& [name, op] : plain_ops()) names.emplace_back(name);
-  for (const auto name : kUnary) names.emplace_back(name);
+  for (std::size_t i = 0; i < kUnary.size(); ++i) {
+    names.emplace_back(kUnary[i]);
+    if (has_gradient_op(static_cast<UnaryKind>(i))) {
+      names.push_back(std::string{kUnary[i]}.append(kGradSuffix));
+    }
+  }
   for (const auto name : kBinary) names.emplace_back(name);
   for (const auto name : kCompare) names.push_back(std::string{"compare_"}.append(name));
   for (const auto name : kLogical) names.emplace_back(name);

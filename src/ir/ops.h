@@ -26,6 +26,22 @@ struct Convert {
   bool operator==(const Convert&) const = default;
 };
 
+// [a, b, a_scale, b_scale]: a [.., M, K] x b [.., K, N] of block-scaled values, each element times
+// the scale of its block of `block` neighbours along K (the last block may be shorter). Scales are
+// a_scale [.., M, B] and b_scale [.., B, N] with B = ceil(K / block); they broadcast over the
+// leading dims as a and b do. MXFP8: f8e4m3 or f8e5m2 with f8e8m0 scales per 32; NVFP4: f4e2m1 with
+// f8e4m3 scales per 16. Accumulates in f32; the result is f32 unless its dtype says otherwise.
+struct ScaledMatmul {
+  std::int64_t block = 32;
+  // The scales' memory is in the order that tensor cores read: M (N) is padded to a multiple of 128
+  // and B to one of 4 in the operand's shape, and element (r, c) of a_scale (of b_scale transposed)
+  // is at tile (r / 128, c / 4) * 512 + (r % 32) * 16 + (r % 128) / 32 * 4 + c % 4, tiles row by
+  // row. The padding is not read.
+  bool swizzled = false;
+  enum In { a, b, a_scale, b_scale, kInputs };
+  bool operator==(const ScaledMatmul&) const = default;
+};
+
 enum class UnaryKind : std::uint8_t {
   neg,
   abs,
@@ -62,6 +78,16 @@ struct Unary {
   double parameter = 0;  // leaky_relu: slope; elu: alpha; otherwise 0
   bool operator==(const Unary&) const = default;
 };
+
+// [dy, x]: dy * f'(x) for f the activation of that kind (has_gradient_op). Where f has a kink:
+// relu 0 at 0, relu6 0 at 0 and 6, leaky_relu its slope at 0, elu alpha at 0.
+struct UnaryGrad {
+  UnaryKind kind{};
+  double parameter = 0;  // as Unary's
+  bool operator==(const UnaryGrad&) const = default;
+};
+// tanh, sigmoid, relu, leaky_relu, relu6, elu, softplus, silu, gelu, gelu_tanh.
+bool has_gradient_op(UnaryKind kind);
 
 enum class BinaryKind : std::uint8_t { add, sub, mul, div, pow, min, max, mod };
 inline constexpr int kBinaryCount = 8;
@@ -130,6 +156,13 @@ struct Slice {
   bool operator==(const Slice&) const = default;
 };
 
+// Operands one behind the other along `axis`; two or more, equal in dtype and in all other dims.
+struct Concat {
+  std::int64_t axis = 0;
+  std::int64_t operands = 2;  // how many; a spec's `in` says so
+  bool operator==(const Concat&) const = default;
+};
+
 enum class ReduceKind : std::uint8_t { sum, max, min, mean, prod, amax, norm1, norm2 };
 inline constexpr int kReduceCount = 8;
 
@@ -138,6 +171,32 @@ struct Reduce {
   Dims axes;  // ascending, unique
   bool keepdims = false;
   bool operator==(const Reduce&) const = default;
+};
+
+enum class NormKind : std::uint8_t { layer, rms };
+
+// [x, scale, bias?] -> y = (x - mean) * inv_std * scale + bias, per slice of x along `axes`:
+// layer: mean and inv_std = 1 / sqrt(variance + eps), the variance with divisor n;
+// rms: no mean, inv_std = 1 / sqrt(mean(x^2) + eps).
+// scale and bias have x's dims on `axes`, and 1 or nothing in front of them elsewhere. Results:
+// y (x's dtype), mean and inv_std (x's shape with 1 on `axes`; f32, f64 for f64). rms has no mean.
+struct Norm {
+  NormKind kind{};
+  Dims axes;  // ascending, unique
+  double eps = 1e-5;
+  enum In { x, scale, bias, kInputs };
+  enum Out { y, mean, inv_std, kOutputs };
+  bool operator==(const Norm&) const = default;
+};
+
+// [dy, x, scale, mean (layer only), inv_std] -> dx (x's dtype), dscale and dbias (scale's shape and
+// dtype), each optional.
+struct NormBackward {
+  NormKind kind{};
+  Dims axes;
+  enum In { dy, x, scale, mean, inv_std, kInputs };
+  enum Out { dx, dscale, dbias, kOutputs };
+  bool operator==(const NormBackward&) const = default;
 };
 
 enum class Alignment : std::uint8_t { top_left, bottom_right };
@@ -232,9 +291,9 @@ struct CacheAppend {
   bool operator==(const CacheAppend&) const = default;
 };
 
-using Op = std::variant<Matmul, Convert, Unary, Binary, Compare, Logical, Select, Clamp, Iota,
-                        Constant, Broadcast, Reshape, Transpose, Slice, Reduce, Attention,
-                        AttentionBackward, CacheAppend>;
+using Op = std::variant<Matmul, ScaledMatmul, Convert, Unary, UnaryGrad, Binary, Compare, Logical,
+                        Select, Clamp, Iota, Constant, Broadcast, Reshape, Transpose, Slice, Concat,
+                        Reduce, Norm, NormBackward, Attention, AttentionBackward, CacheAppend>;
 
 // For std::visit with one lambda per op.
 template <typename... Ts>

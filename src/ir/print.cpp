@@ -31,6 +31,18 @@ std::vector<std::string> attributes(const Op& op) {
           [&](const Unary& u) {
             if (u.parameter != 0) out.push_back(fmt::format("parameter={}", u.parameter));
           },
+          [&](const UnaryGrad& u) {
+            if (u.parameter != 0) out.push_back(fmt::format("parameter={}", u.parameter));
+          },
+          [&](const ScaledMatmul& m) {
+            out.push_back(fmt::format("block={}", m.block));
+            if (m.swizzled) out.emplace_back("swizzled");
+          },
+          [&](const Concat& c) { out.push_back(fmt::format("axis={}", c.axis)); },
+          [&](const Norm& n) {
+            out.push_back(fmt::format("axes={}, eps={}", to_string(n.axes), n.eps));
+          },
+          [&](const NormBackward& n) { out.push_back("axes=" + to_string(n.axes)); },
           [&](const Clamp& c) { out.push_back(fmt::format("min={}, max={}", c.min, c.max)); },
           [&](const Iota& i) { out.push_back(fmt::format("axis={}", i.axis)); },
           [&](const Constant& c) { out.push_back(fmt::format("{}", c.value)); },
@@ -48,9 +60,15 @@ std::vector<std::string> attributes(const Op& op) {
             add_rule(out, a.rule);
             if (a.deterministic) out.emplace_back("deterministic");
           },
-          [](const Matmul&) {}, [](const Convert&) {}, [](const Binary&) {}, [](const Compare&) {},
-          [](const Logical&) {}, [](const Select&) {}, [](const CacheAppend&) {},
-          [](const Broadcast&) {}, [](const Reshape&) {},  // the result's shape says it
+          [](const Matmul&) {},
+          [](const Convert&) {},
+          [](const Binary&) {},
+          [](const Compare&) {},
+          [](const Logical&) {},
+          [](const Select&) {},
+          [](const CacheAppend&) {},
+          [](const Broadcast&) {},
+          [](const Reshape&) {},  // the result's shape says it
       },
       op);
   return out;
@@ -118,8 +136,8 @@ std::string print(const Graph& graph) {
       arguments.push_back(named ? fmt::format("{}: {}", slots[i], name) : name);
     }
     for (std::string& attribute : attributes(node.op)) arguments.push_back(std::move(attribute));
-    out += fmt::format("  {} = {}({})\n", fmt::join(results, ", "), op_name(node.op),
-                       fmt::join(arguments, ", "));
+    out += fmt::format("  {} = {}({}){}\n", fmt::join(results, ", "), op_name(node.op),
+                       fmt::join(arguments, ", "), node.source.empty() ? "" : "  # " + node.source);
   }
   for (std::int32_t i = 0; i < graph.output_count; ++i) {
     const Tensor& t = graph.tensor(graph.input_count + i);

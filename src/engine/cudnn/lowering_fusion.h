@@ -846,6 +846,13 @@ class FusionLowering {
     return {};
   }
 
+  Status lower_op(const ir::Node& node, const ir::ScaledMatmul&) { return not_there(node); }
+  Status lower_op(const ir::Node& node, const ir::UnaryGrad&) { return not_there(node); }
+  Status lower_op(const ir::Node& node, const ir::Concat&) { return not_there(node); }
+  Status lower_op(const ir::Node& node, const ir::Norm&) { return not_there(node); }
+  Status lower_op(const ir::Node& node, const ir::NormBackward&) { return not_there(node); }
+  Status not_there(const ir::Node& node) { return refuse("op", node, "not lowered to cuDNN"); }
+
   Status lower_op(const ir::Node& node, const ir::Attention&) {
     return refuse("attention_with_other_ops", node, "cuDNN takes attention alone in a graph");
   }

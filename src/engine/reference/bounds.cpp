@@ -443,6 +443,11 @@ void add_errors(const ir::Graph& graph, const ir::Node& node, const Operands& op
           [&](const ir::Iota&) {},
           [&](const ir::Constant&) {},
           [&](const ir::Reduce& op) { reduce_errors(op, *operands[0], y, arithmetic); },
+          [&](const ir::ScaledMatmul&) {},
+          [&](const ir::UnaryGrad&) {},
+          [&](const ir::Concat&) {},
+          [&](const ir::Norm&) {},
+          [&](const ir::NormBackward&) {},
           [&](const ir::Attention&) {
             add_attention_errors(graph, node, operands, results, arithmetic);
           },

@@ -327,6 +327,11 @@ std::vector<Array> evaluate(const ir::Graph& graph, const ir::Node& node,
           [&](const ir::Reduce& op) {
             results[0] = reduce(std::move(results[0]), op, *operands[0]);
           },
+          [&](const ir::ScaledMatmul&) {},
+          [&](const ir::UnaryGrad&) {},
+          [&](const ir::Concat&) {},
+          [&](const ir::Norm&) {},
+          [&](const ir::NormBackward&) {},
           [&](const ir::Attention&) { attention_forward(graph, node, operands, results); },
           [&](const ir::AttentionBackward&) { attention_backward(graph, node, operands, results); },
           [&](const ir::CacheAppend&) { cache_append(operands, results[0]); },
