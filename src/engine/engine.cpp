@@ -223,6 +223,10 @@ Status Engine::copy_to_host(const Device&, void*, const void*, std::size_t) {
 Status Engine::synchronize(const Device&, void*) {
   return {};
 }
+Result<std::vector<double>> Engine::measure(const Loaded&, std::span<const std::vector<Binding>>,
+                                            void*, int, int) {
+  return no_such_ability(*this, "measurements");
+}
 Result<bool> Engine::capturing(const Device&, void*) {
   return false;
 }

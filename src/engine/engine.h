@@ -23,11 +23,19 @@ enum class Strength { judged, built, verified };
 std::string_view to_string(Decision decision);
 std::string_view to_string(Strength strength);
 
+// How a plan is chosen among an engine's candidates. off: the first that builds, the same every
+// time. quick: the first eight are timed on the live device. exhaustive: all that there are.
+enum class Tuning { off, quick, exhaustive };
+std::string_view to_string(Tuning tuning);
+std::optional<Tuning> tuning_from_string(std::string_view text);
+
 // What the caller asks for. Fields that change the choice of a plan are part of the key.
 struct Options {
   Strength strength = Strength::judged;
   std::int64_t workspace_limit = -1;  // bytes; -1: no limit
   bool deterministic = false;
+  Tuning tuning = Tuning::off;
+  double deadline_ms = -1;  // for building and tuning; negative: none. Not part of the key.
 };
 
 struct Verdict {
@@ -151,6 +159,14 @@ class Engine {
                                 std::size_t bytes);
   virtual Status copy_to_host(const Device& device, void* dst, const void* src, std::size_t bytes);
   virtual Status synchronize(const Device& device, void* stream);
+
+  // Optional: times of a loaded plan on its device. Each of `rounds` rounds executes it
+  // `executions` times, with the sets of bindings in turn; one more round before warms up. One
+  // number per round: milliseconds of an execution, by the device's clock (a GPU's events around
+  // captured work).
+  virtual Result<std::vector<double>> measure(const Loaded& loaded,
+                                              std::span<const std::vector<Binding>> sets,
+                                              void* workspace, int executions, int rounds);
 
   // Optional: whether the stream is being captured into a graph. Nothing may be built or loaded
   // meanwhile.
