@@ -49,6 +49,25 @@ std::string_view to_string(Strength strength) {
   return "judged";
 }
 
+std::string_view to_string(Tuning tuning) {
+  switch (tuning) {
+    case Tuning::off:
+      return "off";
+    case Tuning::quick:
+      return "quick";
+    case Tuning::exhaustive:
+      return "exhaustive";
+  }
+  return "off";
+}
+
+std::optional<Tuning> tuning_from_string(std::string_view text) {
+  for (const Tuning tuning : {Tuning::off, Tuning::quick, Tuning::exhaustive}) {
+    if (to_string(tuning) == text) return tuning;
+  }
+  return std::nullopt;
+}
+
 Json verdict_to_json(const Verdict& verdict) {
   Json reasons = Json::array();
   for (const Reason& reason : verdict.reasons) {
@@ -70,6 +89,7 @@ Json verdict_to_json(const Verdict& verdict) {
   if (!verdict.plan_name.empty()) document["plan_name"] = verdict.plan_name;
   if (!verdict.plan_names.empty()) document["plan_names"] = verdict.plan_names;
   if (!verdict.defect.empty()) document["defect"] = verdict.defect;
+  if (!verdict.choice.empty()) document["choice"] = verdict.choice;
   return document;
 }
 
@@ -100,6 +120,7 @@ Result<Verdict> verdict_from_json(const Json& document) {
     verdict.plan_name = document.value("plan_name", "");
     verdict.plan_names = document.value("plan_names", std::vector<std::string>{});
     verdict.defect = document.value("defect", "");
+    verdict.choice = document.value("choice", "");
     if (document.contains("workspace_bytes")) {
       verdict.workspace_bytes = document.at("workspace_bytes").get<std::int64_t>();
     }
@@ -121,16 +142,17 @@ std::string plan_graph_json(const ir::Graph& graph) {
 std::vector<std::byte> plan_to_bytes(const Plan& plan) {
   std::vector<std::uint8_t> payload(plan.bytes.size());
   if (!payload.empty()) std::memcpy(payload.data(), plan.bytes.data(), payload.size());
-  const Json header{{"key", plan.key},
-                    {"plan_id", plan.plan_id},
-                    {"engine", plan.engine},
-                    {"engine_version", plan.engine_version},
-                    {"target", plan.target},
-                    {"device_fingerprint", plan.device_fingerprint},
-                    {"plan_name", plan.plan_name},
-                    {"workspace_bytes", plan.workspace_bytes},
-                    {"graph", plan.graph_json},
-                    {"bytes", Json::binary(std::move(payload))}};
+  Json header{{"key", plan.key},
+              {"plan_id", plan.plan_id},
+              {"engine", plan.engine},
+              {"engine_version", plan.engine_version},
+              {"target", plan.target},
+              {"device_fingerprint", plan.device_fingerprint},
+              {"plan_name", plan.plan_name},
+              {"workspace_bytes", plan.workspace_bytes},
+              {"graph", plan.graph_json},
+              {"bytes", Json::binary(std::move(payload))}};
+  if (!plan.choice.empty()) header["choice"] = plan.choice;
   const std::vector<std::uint8_t> cbor = Json::to_cbor(header);
   std::string out{kPlanMagic};
   for (int i = 0; i < 8; ++i) {
@@ -170,6 +192,7 @@ Result<Plan> plan_from_bytes(std::span<const std::byte> bytes) {
     plan.plan_name = header.at("plan_name").get<std::string>();
     plan.workspace_bytes = header.at("workspace_bytes").get<std::int64_t>();
     plan.graph_json = header.at("graph").get<std::string>();
+    plan.choice = header.value("choice", "");
     const auto& payload = header.at("bytes").get_binary();
     plan.bytes.resize(payload.size());
     if (!payload.empty()) std::memcpy(plan.bytes.data(), payload.data(), payload.size());
@@ -181,9 +204,12 @@ Result<Plan> plan_from_bytes(std::span<const std::byte> bytes) {
 
 std::string make_key(const ir::Graph& graph, const Device& device, std::string_view engine,
                      std::string_view engine_version, const Options& options) {
-  return hash_hex(fmt::format("key 1\n{}\ndevice {}\nengine {} {}\nworkspace {} deterministic {}\n",
-                              ir::canonical_text(graph), fingerprint(device), engine,
-                              engine_version, options.workspace_limit, options.deterministic));
+  std::string text =
+      fmt::format("key 1\n{}\ndevice {}\nengine {} {}\nworkspace {} deterministic {}\n",
+                  ir::canonical_text(graph), fingerprint(device), engine, engine_version,
+                  options.workspace_limit, options.deterministic);
+  if (options.tuning != Tuning::off) text += fmt::format("tuning {}\n", to_string(options.tuning));
+  return hash_hex(text);
 }
 
 std::string make_plan_id(std::string_view key, std::string_view plan_name,

@@ -53,6 +53,7 @@ struct Verdict {
   std::vector<std::string> plan_names;  // every candidate the heuristics listed, in order
   std::vector<std::string> rewrites;    // exact graph rewrites that were applied
   std::string defect;                   // the known defect that this verdict is about
+  std::string choice;                   // where tuning was asked for: what the choice rests on
 };
 
 Json verdict_to_json(const Verdict& verdict);
@@ -74,6 +75,7 @@ struct Plan {
   std::string plan_name;
   std::int64_t workspace_bytes = 0;
   std::string graph_json;        // the canonical graph, for bindings and inspection
+  std::string choice;            // as in Verdict
   std::vector<std::byte> bytes;  // the engine's own
 };
 

@@ -139,7 +139,9 @@ Result<WorkerRequest> request_from_json(const Json& document) {
 Json options_to_json(const Options& options) {
   return {{"strength", to_string(options.strength)},
           {"workspace_limit", options.workspace_limit},
-          {"deterministic", options.deterministic}};
+          {"deterministic", options.deterministic},
+          {"tuning", to_string(options.tuning)},
+          {"deadline_ms", options.deadline_ms}};
 }
 
 Result<Options> options_from_json(const Json& document) {
@@ -151,6 +153,12 @@ Result<Options> options_from_json(const Json& document) {
     }
     options.workspace_limit = document.at("workspace_limit").get<std::int64_t>();
     options.deterministic = document.at("deterministic").get<bool>();
+    const auto word = document.at("tuning").get<std::string>();
+    const auto tuning = tuning_from_string(word);
+    if (!tuning)
+      return error(ErrorKind::internal, "tuning '{}' is not a word of this protocol", word);
+    options.tuning = *tuning;
+    options.deadline_ms = document.at("deadline_ms").get<double>();
     return options;
   });
 }

@@ -98,6 +98,8 @@ TEST(Requests, RoundTrip) {
   options.strength = Strength::built;
   options.workspace_limit = 12345;
   options.deterministic = true;
+  options.tuning = Tuning::exhaustive;
+  options.deadline_ms = 1.5;
   const Device device = fake_gpu("h200");
   const ir::Graph graph = relu_graph("g");
   const Json sent = request_to_json(Verb::compile, graph, device, options, Candidate{"eng9_k1=2"});
@@ -113,6 +115,8 @@ TEST(Requests, RoundTrip) {
   EXPECT_EQ(make_key(request->graph, request->device, "cudnn", "1", request->options),
             make_key(graph, device, "cudnn", "1", options));
   EXPECT_EQ(request->options.strength, Strength::built);
+  EXPECT_EQ(request->options.tuning, Tuning::exhaustive);
+  EXPECT_EQ(request->options.deadline_ms, 1.5);
 }
 
 TEST(Requests, AGraphThatChangedOnTheWayIsNoticed) {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <utility>
 
@@ -198,6 +199,24 @@ class CpuEngine : public Engine {
     }
     return run_program(program, std::move(roots),
                        workspace == nullptr ? nullptr : aligned(workspace));
+  }
+
+  Result<std::vector<double>> measure(const Loaded& loaded,
+                                      std::span<const std::vector<Binding>> sets, void* workspace,
+                                      int executions, int rounds) override {
+    if (sets.empty()) return invalid("cpu engine: no bindings to measure with");
+    std::vector<double> times;
+    std::size_t next = 0;
+    for (int round = -1; round < rounds; ++round) {
+      const auto begin = std::chrono::steady_clock::now();
+      for (int i = 0; i < executions; ++i) {
+        LAWSON_CHECK(execute(loaded, sets[next++ % sets.size()], workspace, nullptr));
+      }
+      const std::chrono::duration<double, std::milli> elapsed =
+          std::chrono::steady_clock::now() - begin;
+      if (round >= 0) times.push_back(elapsed.count() / executions);
+    }
+    return times;
   }
 
   Arithmetic arithmetic(const ir::Graph& graph) const override {
