@@ -1,8 +1,8 @@
 // lawson-bench-attention: is the plan that Lawson chooses the fastest that cuDNN has? Needs a live
-// device. For each shape, forward and backward: every plan of the heuristics' list is built,
-// captured into a CUDA graph of several executions and timed by events, the plans in turn; prints
-// the chosen plan's time against the best, with engine config and plan id. Writes one JSON
-// document. Exits 1 when something could not be measured; how fast it was is for the reader.
+// device. For each shape, forward and backward: every plan of the heuristics' list is built and
+// timed (Engine::measure), the plans in turn; prints the chosen plan's time against the best, with
+// engine config and plan id. Writes one JSON document. Exits 1 when something could not be
+// measured; how fast it was is for the reader.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -134,51 +134,27 @@ class Tensors {
   std::vector<void*> workspaces_;
 };
 
-// One plan, captured.
+// One plan, loaded, and its times.
 class Timed {
  public:
   Timed(Machine& machine, std::string name) : name_{std::move(name)}, machine_{machine} {}
-  ~Timed() {
-    if (graph_ != nullptr) static_cast<void>(machine_.driver.destroy_graph(graph_));
-    for (void* event : {begin_, end_}) {
-      if (event != nullptr) static_cast<void>(machine_.driver.destroy_event(event));
-    }
-  }
-  Timed(const Timed&) = delete;
-  Timed& operator=(const Timed&) = delete;
 
-  Status capture(const ir::Graph& graph, const Plan& plan, Tensors& tensors, void* stream) {
+  Status load(const ir::Graph& graph, const Plan& plan, Tensors& tensors) {
     plan_id_ = plan.plan_id;
     workspace_bytes_ = plan.workspace_bytes;
     LAWSON_TRY(loaded_, machine_.cudnn.load(plan, machine_.live));
-    LAWSON_TRY(const auto bindings, tensors.bindings(graph));
-    LAWSON_TRY(void* workspace, tensors.workspace(plan.workspace_bytes));
-    LAWSON_TRY(begin_, machine_.driver.create_event());
-    LAWSON_TRY(end_, machine_.driver.create_event());
-    LAWSON_CHECK(machine_.driver.synchronize(nullptr));  // inputs are there
-    const auto once = [&] { return machine_.cudnn.execute(*loaded_, bindings, workspace, stream); };
-    LAWSON_CHECK(once());
-    LAWSON_CHECK(machine_.driver.synchronize(stream));
-    LAWSON_CHECK(machine_.driver.record(begin_, stream));
-    LAWSON_CHECK(once());
-    LAWSON_CHECK(machine_.driver.record(end_, stream));
-    LAWSON_TRY(const float first, machine_.driver.milliseconds(begin_, end_));
-    executions_ = std::clamp(static_cast<int>(3 / std::max(first, 0.01F)), 1, 20);
-    LAWSON_CHECK(machine_.driver.begin_capture(stream));
-    Status executed;
-    for (int i = 0; i < executions_ && executed.ok(); ++i) executed = once();
-    auto captured = machine_.driver.end_capture(stream);
-    LAWSON_CHECK(executed);
-    LAWSON_TRY(graph_, std::move(captured));
-    return machine_.driver.launch_graph(graph_, stream);
+    LAWSON_TRY(bindings_.emplace_back(), tensors.bindings(graph));
+    LAWSON_TRY(workspace_, tensors.workspace(plan.workspace_bytes));
+    LAWSON_CHECK(measure());
+    executions_ = std::clamp(static_cast<int>(3 / std::max(times_.front(), 0.01)), 1, 20);
+    times_.clear();
+    return {};
   }
 
-  Status measure(void* stream) {
-    LAWSON_CHECK(machine_.driver.record(begin_, stream));
-    LAWSON_CHECK(machine_.driver.launch_graph(graph_, stream));
-    LAWSON_CHECK(machine_.driver.record(end_, stream));
-    LAWSON_TRY(const float time, machine_.driver.milliseconds(begin_, end_));
-    times_.push_back(static_cast<double>(time) / executions_);
+  Status measure() {
+    LAWSON_TRY(const auto times,
+               machine_.cudnn.measure(*loaded_, bindings_, workspace_, executions_, 1));
+    times_.push_back(times.front());
     return {};
   }
 
@@ -197,9 +173,8 @@ class Timed {
   std::int64_t workspace_bytes_ = 0;
   Machine& machine_;
   std::shared_ptr<Loaded> loaded_;
-  void* graph_ = nullptr;
-  void* begin_ = nullptr;
-  void* end_ = nullptr;
+  std::vector<std::vector<Binding>> bindings_;  // one set
+  void* workspace_ = nullptr;
   int executions_ = 1;
   std::vector<double> times_;
 };
@@ -245,11 +220,11 @@ Result<Outcome> measure(const Flags& flags, Machine& machine, const Shape& shape
       continue;
     }
     timed.push_back(std::make_unique<Timed>(machine, candidate.name));
-    LAWSON_CHECK(timed.back()->capture(graph, *plan, tensors, stream));
+    LAWSON_CHECK(timed.back()->load(graph, *plan, tensors));
   }
   // In turn, so that clocks and neighbours are the same for all.
   for (int round = 0; round < flags.rounds; ++round) {
-    for (const auto& one : timed) LAWSON_CHECK(one->measure(stream));
+    for (const auto& one : timed) LAWSON_CHECK(one->measure());
   }
   const Timed* own = nullptr;
   const Timed* best = nullptr;

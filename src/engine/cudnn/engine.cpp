@@ -15,6 +15,7 @@
 #include "engine/cudnn/loaded_plan.h"
 #include "engine/cudnn/loader.h"
 #include "engine/cudnn/lowering.h"
+#include "engine/cudnn/measure.h"
 #include "engine/cudnn/native.h"
 #include "engine/cudnn/plan_bytes.h"
 #include "engine/cudnn/reasons.h"
@@ -203,16 +204,7 @@ class CudnnEngine : public Engine {
 
   Status execute(const Loaded& loaded, std::span<const Binding> bindings, void* workspace,
                  void* stream) override {
-    const auto* plan = dynamic_cast<const LoadedPlan*>(&loaded);
-    if (plan == nullptr) return invalid("the plan was loaded by engine '{}'", loaded.plan().engine);
-    if (plan->ordinal() < 0) {
-      return error(ErrorKind::unavailable,
-                   "the plan for '{}' was loaded without a device: it can be checked, not executed",
-                   loaded.plan().target);
-    }
-    if (workspace == nullptr && loaded.plan().workspace_bytes > 0) {
-      return invalid("workspace is null; the plan needs {} bytes", loaded.plan().workspace_bytes);
-    }
+    LAWSON_TRY(const LoadedPlan* plan, executable(loaded, workspace));
     LAWSON_TRY(const Driver* driver, Driver::open());
     LAWSON_CHECK(driver->make_current(plan->ordinal()));
     auto handle = idle_handle(plan->ordinal());
@@ -233,6 +225,16 @@ class CudnnEngine : public Engine {
       return to_error(*failure, classify(*failure, false), device);
     }
     return status;
+  }
+
+  Result<std::vector<double>> measure(const Loaded& loaded,
+                                      std::span<const std::vector<Binding>> sets, void* workspace,
+                                      int executions, int rounds) override {
+    LAWSON_TRY(const LoadedPlan* plan, executable(loaded, workspace));
+    LAWSON_TRY(const Driver* driver, Driver::open());
+    LAWSON_CHECK(driver->make_current(plan->ordinal()));
+    LAWSON_TRY(const Handle handle, borrow_handle(plan->ordinal()));
+    return cudnn::measure(*plan, sets, workspace, executions, rounds, *driver, handle.get());
   }
 
   Result<bool> capturing(const Device& device, void* stream) override {
@@ -319,6 +321,21 @@ class CudnnEngine : public Engine {
     LAWSON_TRY(const Driver* driver, Driver::open());
     LAWSON_CHECK(driver->make_current(device.ordinal));
     return driver;
+  }
+
+  // A plan of this engine's that can be executed.
+  static Result<const LoadedPlan*> executable(const Loaded& loaded, const void* workspace) {
+    const auto* plan = dynamic_cast<const LoadedPlan*>(&loaded);
+    if (plan == nullptr) return invalid("the plan was loaded by engine '{}'", loaded.plan().engine);
+    if (plan->ordinal() < 0) {
+      return error(ErrorKind::unavailable,
+                   "the plan for '{}' was loaded without a device: it can be checked, not executed",
+                   loaded.plan().target);
+    }
+    if (workspace == nullptr && loaded.plan().workspace_bytes > 0) {
+      return invalid("workspace is null; the plan needs {} bytes", loaded.plan().workspace_bytes);
+    }
+    return plan;
   }
 
   // A handle on a live device, or none for a target.
