@@ -239,27 +239,20 @@ Status read_op(const Json& item, const std::string& source, const std::string& p
                Builder& builder) {
   ObjectReader reader(item, source, path);
   LAWSON_TRY(std::string name, read_name(reader, "op"));
-  auto op = op_from_name(name);
-  if (!op) {
-    const std::string near = nearest_name(name, all_op_names());
-    return reader.fail(
-        "op", near.empty() ? fmt::format("'{}' is not an op", name)
-                           : fmt::format("'{}' is not an op; did you mean '{}'?", name, near));
-  }
-  LAWSON_TRY(auto in, read_names(reader, "in", slot_names(*op)));
-  LAWSON_TRY(auto out, read_names(reader, "out", result_names(*op)));
+  LAWSON_TRY(Op op, op_from_json(name, reader));
+  LAWSON_TRY(auto in, read_names(reader, "in", slot_names(op)));
+  LAWSON_TRY(auto out, read_names(reader, "out", result_names(op)));
   LAWSON_TRY(auto dtype, read_dtype(reader, "dtype"));
-  LAWSON_CHECK(read_attributes(reader, *op));
   std::string written_at;
   if (reader.has("source")) {
     LAWSON_TRY(written_at, read_name(reader, "source"));
   }
   LAWSON_CHECK(reader.finish());
-  if (auto* concat = std::get_if<Concat>(&*op)) {
+  if (auto* concat = std::get_if<Concat>(&op)) {
     concat->operands = static_cast<std::int64_t>(in.size());
   }
 
-  const std::size_t slots = input_slots(*op);
+  const std::size_t slots = input_slots(op);
   if (in.size() > slots) {
     return reader.fail("in", fmt::format("{} takes {} operands, got {}", name, slots, in.size()));
   }
@@ -274,16 +267,16 @@ Status read_op(const Json& item, const std::string& source, const std::string& p
     inputs[i] = *id;
   }
   if (out.empty()) return reader.fail("out", "missing; expected a name");
-  if (out.size() > output_slots(*op)) {
+  if (out.size() > output_slots(op)) {
     return reader.fail(
-        "out", fmt::format("{} has {} results, got {} names", name, output_slots(*op), out.size()));
+        "out", fmt::format("{} has {} results, got {} names", name, output_slots(op), out.size()));
   }
   std::vector<Builder::ResultSpec> results;
   for (std::size_t i = 0; i < out.size(); ++i) {
     results.push_back({out[i], i == 0 ? dtype : std::nullopt, !out[i].empty()});
   }
   builder.source(std::move(written_at));
-  auto added = builder.add(*op, std::move(inputs), std::move(results));
+  auto added = builder.add(std::move(op), std::move(inputs), std::move(results));
   if (!added.ok()) return invalid("{}: field '{}': {}", source, path, added.error().message);
   return {};
 }
@@ -400,6 +393,18 @@ Json names_of(const Graph& graph, const std::vector<TensorId>& ids,
 }
 
 }  // namespace
+
+Result<Op> op_from_json(const std::string& name, ObjectReader& reader) {
+  std::optional<Op> op = op_from_name(name);
+  if (!op) {
+    const std::string near = nearest_name(name, all_op_names());
+    return reader.fail(
+        "op", near.empty() ? fmt::format("'{}' is not an op", name)
+                           : fmt::format("'{}' is not an op; did you mean '{}'?", name, near));
+  }
+  LAWSON_CHECK(read_attributes(reader, *op));
+  return *std::move(op);
+}
 
 Result<Graph> graph_from_json(const Json& document, const std::string& source) {
   ObjectReader reader(document, source);

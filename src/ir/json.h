@@ -12,6 +12,10 @@ namespace lawson::ir {
 // errors that name field, value and what was allowed.
 Result<Graph> graph_from_json(const Json& document, const std::string& source);
 
+// The op of that name with the attributes in the reader's object ("axes", "value", ...); the
+// object's other fields, and finish(), are the caller's.
+Result<Op> op_from_json(const std::string& name, ObjectReader& reader);
+
 // A document that graph_from_json reads back to an equal graph.
 Json graph_to_json(const Graph& graph);
 
