@@ -34,11 +34,18 @@ std::string plan_name(const ir::Graph& graph, const Kernels& kernels) {
     return std::any_of(graph.nodes.begin(), graph.nodes.end(), test);
   };
   const bool attention = any(is_attention);
-  const bool matmul =
-      any([](const ir::Node& node) { return std::holds_alternative<ir::Matmul>(node.op); });
+  const bool matmul = any([](const ir::Node& node) {
+    return std::holds_alternative<ir::Matmul>(node.op) ||
+           std::holds_alternative<ir::ScaledMatmul>(node.op);
+  });
+  const bool norm = any([](const ir::Node& node) {
+    return std::holds_alternative<ir::Norm>(node.op) ||
+           std::holds_alternative<ir::NormBackward>(node.op);
+  });
   return fmt::format("cpu-{}-{}-{}",
                      attention ? "flash"
                      : matmul  ? "matmul"
+                     : norm    ? "norm"
                                : "pointwise",
                      has_f64(graph) ? "f64" : "f32", kernels.name);
 }

@@ -143,6 +143,10 @@ void Evaluator<T>::apply(const Apply& apply, const Value& value, T* slot, std::i
           [&](const ir::Unary& op) {
             math.unary(op.kind, static_cast<T>(op.parameter), operand(0), slot, count);
           },
+          [&](const ir::UnaryGrad& op) {
+            math.unary_grad(op.kind, static_cast<T>(op.parameter), operand(0), operand(1), slot,
+                            count);
+          },
           [&](const ir::Binary& op) {
             math.binary(op.kind, operand(0), operand(1), slot, count);
             if (apply.integer && op.kind == ir::BinaryKind::div) {

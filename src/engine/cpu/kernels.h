@@ -42,10 +42,25 @@ struct ProductKernels {
   void (*product[kAFormCount])(const TileProduct<T>& p) = {};
 };
 
-// Pointwise functions and the row functions of softmax. Results may alias operands exactly.
+// Of one slice that a norm normalises; an rms norm's mean is 0.
+struct NormStatistics {
+  double mean = 0;
+  double inv_std = 0;
+};
+
+// Sums, or means, over a slice: dy scale, and that times the normalised x.
+struct NormSums {
+  double gradient = 0;
+  double product = 0;
+};
+
+// Pointwise functions and the row functions of softmax and of norms. Results may alias operands
+// exactly.
 template <typename T>
 struct MathKernels {
   void (*unary)(ir::UnaryKind kind, T parameter, const T* x, T* y, std::int64_t n);
+  void (*unary_grad)(ir::UnaryKind kind, T parameter, const T* dy, const T* x, T* y,
+                     std::int64_t n);
   void (*binary)(ir::BinaryKind kind, const T* a, const T* b, T* y, std::int64_t n);
   void (*compare)(ir::CompareKind kind, const T* a, const T* b, T* y, std::int64_t n);
   void (*select)(const T* predicate, const T* a, const T* b, T* y, std::int64_t n);
@@ -57,13 +72,27 @@ struct MathKernels {
   void (*scale)(T* x, std::int64_t n, T factor);
   void (*add)(T* y, const T* x, std::int64_t n);                   // y += x
   void (*add_scaled)(T* y, const T* x, std::int64_t n, T factor);  // y += factor x
-  void (*add_ramp)(T* x, std::int64_t n, T first, T step);         // x[i] += first + i step
-  void (*gradient)(const T* p, T* dp, std::int64_t n, T delta);    // dp = p (dp - delta)
+  // y += factors[0] x[0] + ... + factors[3] x[3]; y is none of the x.
+  void (*add_scaled_rows)(T* y, const T* const* x, const T* factors, std::int64_t n);
+  void (*add_ramp)(T* x, std::int64_t n, T first, T step);       // x[i] += first + i step
+  void (*gradient)(const T* p, T* dp, std::int64_t n, T delta);  // dp = p (dp - delta)
   void (*hide)(T* x, const std::uint8_t* kept, std::int64_t n,
                T value);  // x = value where not kept
   void (*drop)(T* x, const std::uint8_t* kept, std::int64_t n, T factor);  // x *= factor, or 0
   T (*dot)(const T* a, const T* b, std::int64_t n);
   bool (*finite)(const T* x, std::int64_t n);
+
+  // Norms compute in double whatever T is, so that a large mean does not swallow the variance.
+  double (*norm_sum)(const T* x, std::int64_t n);
+  double (*norm_squares)(const T* x, std::int64_t n, double shift);  // of x - shift
+  void (*norm_apply)(const T* x, const T* scale, const T* bias, T* y, std::int64_t n,
+                     NormStatistics at);
+  NormSums (*norm_sums)(const T* dy, const T* x, const T* scale, std::int64_t n, NormStatistics at);
+  void (*norm_gradient)(const T* dy, const T* x, const T* scale, T* dx, std::int64_t n,
+                        NormStatistics at, NormSums mean);
+  // Adds one slice's share.
+  void (*norm_parameters)(const T* dy, const T* x, std::int64_t n, NormStatistics at,
+                          double* dscale, double* dbias);
 };
 
 struct Kernels {

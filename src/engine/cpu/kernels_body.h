@@ -218,9 +218,9 @@ inline VecF sigmoid_vector(VecF x) {
   return select(x < 0.0F, e / denominator, 1.0F / denominator);
 }
 
-// x Phi(x) with the complementary error function by Press et al. (Numerical Recipes, erfcc), whose
+// Phi(x) with the complementary error function by Press et al. (Numerical Recipes, erfcc), whose
 // relative error of 1.2e-7 holds in the tail too.
-inline VecF gelu_vector(VecF x) {
+inline VecF normal_vector(VecF x) {
   const VecF z = magnitude(x) * 0.70710678118654752440F;
   const VecF t = 1.0F / (1.0F + 0.5F * z);
   VecF p = splat(0.17087277F);
@@ -234,13 +234,51 @@ inline VecF gelu_vector(VecF x) {
   p = p * t + 1.00002368F;
   p = p * t - 1.26551223F;
   const VecF tail = 0.5F * t * exp_vector(p - z * z);
-  const VecF y = x * select(x < 0.0F, tail, 1.0F - tail);
-  return select(x != x, x, y);
+  return select(x < 0.0F, tail, 1.0F - tail);
+}
+
+inline VecF gelu_vector(VecF x) {
+  return select(x != x, x, x * normal_vector(x));
 }
 
 inline VecF gelu_tanh_vector(VecF x) {
   const VecF inner = 2 * 0.79788456080286535588F * (x + 0.044715F * x * x * x);
   return x * sigmoid_vector(inner);
+}
+
+// Derivatives. e^-|x| keeps their relative accuracy where 1 - f(x)^2 and the like would cancel.
+inline VecF sigmoid_slope(VecF x) {
+  const VecF e = exp_vector(-magnitude(x));
+  const VecF denominator = 1.0F + e;
+  return e / (denominator * denominator);
+}
+
+inline VecF tanh_slope(VecF x) {
+  return 4.0F * sigmoid_slope(x + x);
+}
+
+// x within +-bound; NaN stays. The slopes below are constant beyond, in f32.
+inline VecF bounded(VecF x, float bound) {
+  x = select(x > bound, splat(bound), x);
+  return select(x < -bound, splat(-bound), x);
+}
+
+inline VecF silu_slope(VecF x) {
+  x = bounded(x, 128.0F);
+  return sigmoid_vector(x) + x * sigmoid_slope(x);
+}
+
+inline VecF gelu_slope(VecF x) {
+  x = bounded(x, 20.0F);
+  return normal_vector(x) + x * 0.39894228040143267794F * exp_vector(-0.5F * x * x);
+}
+
+inline VecF gelu_tanh_slope(VecF x) {
+  x = bounded(x, 20.0F);
+  const VecF square = x * x;
+  const VecF inner = 2 * 0.79788456080286535588F * (x + 0.044715F * square * x);
+  const VecF inner_slope = 2 * 0.79788456080286535588F * (1.0F + 3 * 0.044715F * square);
+  return sigmoid_vector(inner) + x * inner_slope * sigmoid_slope(inner);
 }
 
 template <typename F>
@@ -259,6 +297,25 @@ inline void map_vector(const float* x, float* y, Count n, F function) {
 template <typename T, typename F>
 inline void map(const T* x, T* y, Count n, F function) {
   for (Count i = 0; i < n; ++i) y[i] = function(x[i]);
+}
+
+// y = dy slope(x)
+template <typename F>
+inline void chain_vector(const float* dy, const float* x, float* y, Count n, F slope) {
+  constexpr int kWidth = kLanes<float>;
+  Count i = 0;
+  for (; i + kWidth <= n; i += kWidth) store(y + i, load(dy + i) * slope(load(x + i)));
+  if (i < n) {
+    float rest[kMaxLanes] = {};
+    for (Count j = i; j < n; ++j) rest[j - i] = x[j];
+    store(rest, slope(load(rest)));
+    for (Count j = i; j < n; ++j) y[j] = dy[j] * rest[j - i];
+  }
+}
+
+template <typename T, typename F>
+inline void chain(const T* dy, const T* x, T* y, Count n, F slope) {
+  for (Count i = 0; i < n; ++i) y[i] = dy[i] * slope(x[i]);
 }
 
 // The functions of one element, evaluated in double by the C library.
@@ -300,6 +357,41 @@ inline double slow_unary(ir::UnaryKind kind, double parameter, double x) {
                             2 * 0.79788456080286535588 * (x + 0.044715 * x * x * x));
     default:
       return x;
+  }
+}
+
+// f'(x), in double by the C library.
+inline double slow_slope(ir::UnaryKind kind, double parameter, double x) {
+  using ir::UnaryKind;
+  constexpr double kRoot = 0.79788456080286535588;  // sqrt(2 / pi)
+  const auto sigmoid_slope_at = [](double v) {
+    const double e = __builtin_exp(-__builtin_fabs(v));
+    return e / ((1.0 + e) * (1.0 + e));
+  };
+  // Beyond, the slopes of silu and the gelus are constant, and their terms overflow.
+  const double near = x > 1000 ? 1000.0 : x < -1000 ? -1000.0 : x;
+  switch (kind) {
+    case UnaryKind::tanh:
+      return 4.0 * sigmoid_slope_at(x + x);
+    case UnaryKind::sigmoid:
+      return sigmoid_slope_at(x);
+    case UnaryKind::elu:
+      return x > 0 ? 1.0 : parameter * __builtin_exp(x);
+    case UnaryKind::softplus:
+      return slow_unary(UnaryKind::sigmoid, 0, x);
+    case UnaryKind::silu:
+      return slow_unary(UnaryKind::sigmoid, 0, near) + near * sigmoid_slope_at(near);
+    case UnaryKind::gelu:
+      return 0.5 * __builtin_erfc(x * -0.70710678118654752440) +
+             near * (0.5 * kRoot * 0.70710678118654752440) * __builtin_exp(-0.5 * near * near);
+    case UnaryKind::gelu_tanh: {
+      const double inner = 2 * kRoot * (near + 0.044715 * near * near * near);
+      const double inner_slope = 2 * kRoot * (1.0 + 3 * 0.044715 * near * near);
+      return slow_unary(UnaryKind::sigmoid, 0, inner) +
+             near * inner_slope * sigmoid_slope_at(inner);
+    }
+    default:
+      return 0;
   }
 }
 
@@ -386,6 +478,68 @@ void unary_f32(ir::UnaryKind kind, float parameter, const float* x, float* y, Co
 void unary_f64(ir::UnaryKind kind, double parameter, const double* x, double* y, Count n) {
   if (plain_unary(kind, parameter, x, y, n)) return;
   map(x, y, n, [kind, parameter](double v) { return slow_unary(kind, parameter, v); });
+}
+
+// The slopes that are one of two numbers; false when `kind` is not one of them.
+template <typename T>
+inline bool plain_unary_grad(ir::UnaryKind kind, T parameter, const T* dy, const T* x, T* y,
+                             Count n) {
+  using ir::UnaryKind;
+  constexpr T zero = 0;
+  constexpr T one = 1;
+  constexpr T six = 6;
+  switch (kind) {
+    case UnaryKind::relu:
+      chain(dy, x, y, n, [](T v) { return v > zero ? one : zero; });
+      return true;
+    case UnaryKind::leaky_relu:
+      chain(dy, x, y, n, [parameter](T v) { return v > zero ? one : parameter; });
+      return true;
+    case UnaryKind::relu6:
+      chain(dy, x, y, n, [](T v) { return v > zero && v < six ? one : zero; });
+      return true;
+    default:
+      return false;
+  }
+}
+
+void unary_grad_f32(ir::UnaryKind kind, float parameter, const float* dy, const float* x, float* y,
+                    Count n) {
+  using ir::UnaryKind;
+  if (plain_unary_grad(kind, parameter, dy, x, y, n)) return;
+  switch (kind) {
+    case UnaryKind::tanh:
+      chain_vector(dy, x, y, n, [](VecF v) { return tanh_slope(v); });
+      return;
+    case UnaryKind::sigmoid:
+      chain_vector(dy, x, y, n, [](VecF v) { return sigmoid_slope(v); });
+      return;
+    case UnaryKind::elu:
+      chain_vector(dy, x, y, n, [parameter](VecF v) {
+        return select(v > 0.0F, splat(1.0F), parameter * exp_vector(v));
+      });
+      return;
+    case UnaryKind::softplus:
+      chain_vector(dy, x, y, n, [](VecF v) { return sigmoid_vector(v); });
+      return;
+    case UnaryKind::silu:
+      chain_vector(dy, x, y, n, [](VecF v) { return silu_slope(v); });
+      return;
+    case UnaryKind::gelu:
+      chain_vector(dy, x, y, n, [](VecF v) { return gelu_slope(v); });
+      return;
+    case UnaryKind::gelu_tanh:
+      chain_vector(dy, x, y, n, [](VecF v) { return gelu_tanh_slope(v); });
+      return;
+    default:
+      return;
+  }
+}
+
+void unary_grad_f64(ir::UnaryKind kind, double parameter, const double* dy, const double* x,
+                    double* y, Count n) {
+  if (plain_unary_grad(kind, parameter, dy, x, y, n)) return;
+  chain(dy, x, y, n, [kind, parameter](double v) { return slow_slope(kind, parameter, v); });
 }
 
 template <typename T, typename F>
@@ -546,6 +700,19 @@ void add_scaled(T* y, const T* x, Count n, T factor) {
 }
 
 template <typename T>
+void add_scaled_rows(T* __restrict y, const T* const* x, const T* factors, Count n) {
+  const T* __restrict x0 = x[0];
+  const T* __restrict x1 = x[1];
+  const T* __restrict x2 = x[2];
+  const T* __restrict x3 = x[3];
+  const T f0 = factors[0];
+  const T f1 = factors[1];
+  const T f2 = factors[2];
+  const T f3 = factors[3];
+  for (Count i = 0; i < n; ++i) y[i] += f0 * x0[i] + f1 * x1[i] + f2 * x2[i] + f3 * x3[i];
+}
+
+template <typename T>
 void add_ramp(T* x, Count n, T first, T step) {
   for (Count i = 0; i < n; ++i) x[i] += first + static_cast<T>(static_cast<std::int32_t>(i)) * step;
 }
@@ -592,6 +759,104 @@ bool finite(const T* x, Count n) {
   return sum == T{0};
 }
 
+// ---- rows of norms -----------------------------------------------------------------------------
+
+// As many elements as a vector of doubles holds.
+template <typename T>
+inline VecD load_wide(const T* x) {
+  if constexpr (sizeof(T) == sizeof(double)) {
+    return load(x);
+  } else {
+    using Half = float __attribute__((vector_size(LAWSON_CPU_BYTES / 2)));
+    Half v;
+    __builtin_memcpy(&v, x, sizeof v);
+    return __builtin_convertvector(v, VecD);
+  }
+}
+
+template <typename T>
+double norm_sum(const T* x, Count n) {
+  constexpr int kWidth = kLanes<double>;
+  VecD lanes = {};
+  VecD others = {};
+  Count i = 0;
+  for (; i + 2 * kWidth <= n; i += 2 * kWidth) {
+    lanes += load_wide(x + i);
+    others += load_wide(x + i + kWidth);
+  }
+  double sum = fold<double>(lanes + others);
+  for (; i < n; ++i) sum += static_cast<double>(x[i]);
+  return sum;
+}
+
+template <typename T>
+double norm_squares(const T* x, Count n, double shift) {
+  constexpr int kWidth = kLanes<double>;
+  VecD lanes = {};
+  VecD others = {};
+  Count i = 0;
+  for (; i + 2 * kWidth <= n; i += 2 * kWidth) {
+    const VecD u = load_wide(x + i) - shift;
+    const VecD v = load_wide(x + i + kWidth) - shift;
+    lanes += u * u;
+    others += v * v;
+  }
+  double sum = fold<double>(lanes + others);
+  for (; i < n; ++i) {
+    const double u = static_cast<double>(x[i]) - shift;
+    sum += u * u;
+  }
+  return sum;
+}
+
+template <typename T>
+void norm_apply(const T* x, const T* scale, const T* bias, T* y, Count n, NormStatistics at) {
+  for (Count i = 0; i < n; ++i) {
+    const double unit = (static_cast<double>(x[i]) - at.mean) * at.inv_std;
+    y[i] = static_cast<T>(unit * static_cast<double>(scale[i]) + static_cast<double>(bias[i]));
+  }
+}
+
+template <typename T>
+NormSums norm_sums(const T* dy, const T* x, const T* scale, Count n, NormStatistics at) {
+  constexpr int kWidth = kLanes<double>;
+  VecD gradients = {};
+  VecD products = {};
+  Count i = 0;
+  for (; i + kWidth <= n; i += kWidth) {
+    const VecD gradient = load_wide(dy + i) * load_wide(scale + i);
+    gradients += gradient;
+    products += gradient * ((load_wide(x + i) - at.mean) * at.inv_std);
+  }
+  NormSums sums{fold<double>(gradients), fold<double>(products)};
+  for (; i < n; ++i) {
+    const double gradient = static_cast<double>(dy[i]) * static_cast<double>(scale[i]);
+    sums.gradient += gradient;
+    sums.product += gradient * ((static_cast<double>(x[i]) - at.mean) * at.inv_std);
+  }
+  return sums;
+}
+
+template <typename T>
+void norm_gradient(const T* dy, const T* x, const T* scale, T* dx, Count n, NormStatistics at,
+                   NormSums mean) {
+  for (Count i = 0; i < n; ++i) {
+    const double unit = (static_cast<double>(x[i]) - at.mean) * at.inv_std;
+    const double gradient = static_cast<double>(dy[i]) * static_cast<double>(scale[i]);
+    dx[i] = static_cast<T>(at.inv_std * (gradient - mean.gradient - unit * mean.product));
+  }
+}
+
+template <typename T>
+void norm_parameters(const T* dy, const T* x, Count n, NormStatistics at, double* dscale,
+                     double* dbias) {
+  for (Count i = 0; i < n; ++i) {
+    const auto gradient = static_cast<double>(dy[i]);
+    dscale[i] += gradient * ((static_cast<double>(x[i]) - at.mean) * at.inv_std);
+    dbias[i] += gradient;
+  }
+}
+
 template <typename T>
 constexpr MathKernels<T> common_math() {
   MathKernels<T> math{};
@@ -603,18 +868,26 @@ constexpr MathKernels<T> common_math() {
   math.scale = scale<T>;
   math.add = add<T>;
   math.add_scaled = add_scaled<T>;
+  math.add_scaled_rows = add_scaled_rows<T>;
   math.add_ramp = add_ramp<T>;
   math.gradient = gradient<T>;
   math.hide = hide<T>;
   math.drop = drop<T>;
   math.dot = dot<T>;
   math.finite = finite<T>;
+  math.norm_sum = norm_sum<T>;
+  math.norm_squares = norm_squares<T>;
+  math.norm_apply = norm_apply<T>;
+  math.norm_sums = norm_sums<T>;
+  math.norm_gradient = norm_gradient<T>;
+  math.norm_parameters = norm_parameters<T>;
   return math;
 }
 
 constexpr MathKernels<float> math_f32() {
   MathKernels<float> math = common_math<float>();
   math.unary = unary_f32;
+  math.unary_grad = unary_grad_f32;
   math.exp_sum = exp_sum_f32;
   math.softcap = softcap_f32;
   return math;
@@ -623,6 +896,7 @@ constexpr MathKernels<float> math_f32() {
 constexpr MathKernels<double> math_f64() {
   MathKernels<double> math = common_math<double>();
   math.unary = unary_f64;
+  math.unary_grad = unary_grad_f64;
   math.exp_sum = exp_sum_f64;
   math.softcap = softcap_f64;
   return math;

@@ -6,40 +6,20 @@
 // needs, kBlockDepth of k at a time, and accumulates a block of C in its scratch memory. Of many
 // small matrices each thread takes whole ones, B included.
 // Every element sums its products in the same order, whatever the number of threads.
-#include <algorithm>
-#include <optional>
-#include <type_traits>
+#include "engine/cpu/matmul.h"
 
 #include "engine/cpu/pool.h"
-#include "engine/cpu/program.h"
 
 namespace lawson::cpu {
-namespace {
 
-constexpr std::int64_t kBlockDepth = 256;
-constexpr std::int64_t kBlockColumns = 1024;
-constexpr std::int64_t kSmallBytes = 256 << 10;  // of a packed B that a thread keeps to itself
-
-std::size_t bytes_of(std::int64_t elements, std::size_t element) {
-  return align_up(static_cast<std::size_t>(elements) * element);
-}
-
-struct Shape {
-  std::int64_t batch;
-  std::int64_t m;
-  std::int64_t n;
-  std::int64_t k;
-};
-
-Shape shape_of(const MatmulStep& step) {
+MatmulShape::MatmulShape(const MatmulStep& step) {
   const Dims& c = step.epilogue.shape;
-  const std::size_t rank = c.size();
-  return {element_count(Dims(c.begin(), c.end() - 2)).value_or(0), c[rank - 2], c[rank - 1],
-          step.k};
+  batch = element_count(Dims(c.begin(), c.end() - 2)).value_or(0);
+  m = c[c.size() - 2];
+  n = c[c.size() - 1];
+  k = step.k;
 }
 
-// The index of matrix `batch` of C in an operand whose leading axes broadcast; its last two
-// entries are 0.
 Dims operand_index(std::int64_t batch, const Dims& c, const Dims& operand) {
   Dims index(operand.size(), 0);
   for (std::size_t i = c.size() - 2; i-- > 0;) {
@@ -52,72 +32,16 @@ Dims operand_index(std::int64_t batch, const Dims& c, const Dims& operand) {
   return index;
 }
 
-// The memory location of an operand that is read as it is.
 const Location* plain_location(const Expression& operand) {
   if (operand.values.size() != 1) return nullptr;
   const auto* location = std::get_if<Location>(&operand.values[0].from);
   return location != nullptr && location->kind == Location::Kind::memory ? location : nullptr;
 }
 
-// Reads runs of one operand's elements as T.
-template <typename T>
-class Reader {
- public:
-  Reader(const Kernels& kernels, const Expression& operand, const std::vector<std::byte*>& roots,
-         std::byte* scratch)
-      : kernels_{kernels}, roots_{roots}, plain_{plain_location(operand)} {
-    if (plain_ != nullptr) return;
-    if (operand.wide) {
-      wide_.emplace(kernels, operand, roots, scratch);
-    } else {
-      narrow_.emplace(kernels, operand, roots, scratch);
-    }
-  }
+namespace {
 
-  // Whether reading down a column is as good as, or better than, along a row.
-  bool prefers_columns() const {
-    if (plain_ == nullptr) return false;
-    const std::size_t rank = plain_->strides.size();
-    return plain_->strides[rank - 2] == 1 && plain_->strides[rank - 1] != 1;
-  }
-
-  // `count` elements from `index` along the last axis (or, with `down`, the one before it).
-  void read(const Dims& index, bool down, std::int64_t count, T* out) {
-    if (plain_ != nullptr) {
-      const std::size_t axis = plain_->strides.size() - (down ? 2 : 1);
-      const std::int64_t first = plain_->offset + offset_of(index, plain_->strides);
-      load_elements(kernels_, roots_[static_cast<std::size_t>(plain_->root)], plain_->dtype, first,
-                    plain_->strides[axis], count, out);
-    } else if (wide_) {
-      evaluate(*wide_, index, count, out);
-    } else {
-      evaluate(*narrow_, index, count, out);
-    }
-  }
-
- private:
-  template <typename E>
-  void evaluate(Evaluator<E>& evaluator, Dims index, std::int64_t count, T* out) {
-    for (std::int64_t done = 0; done < count; done += kChunk) {
-      const std::int64_t n = std::min(kChunk, count - done);
-      const E* values = evaluator.run(index, n);
-      for (std::int64_t i = 0; i < n; ++i) {
-        if constexpr (std::is_integral_v<T>) {
-          out[done + i] = static_cast<T>(static_cast<std::int64_t>(values[i]));
-        } else {
-          out[done + i] = static_cast<T>(values[i]);
-        }
-      }
-      index.back() += n;
-    }
-  }
-
-  const Kernels& kernels_;
-  const std::vector<std::byte*>& roots_;
-  const Location* plain_;
-  std::optional<Evaluator<float>> narrow_;
-  std::optional<Evaluator<double>> wide_;
-};
+constexpr std::int64_t kBlockColumns = 1024;
+constexpr std::int64_t kSmallBytes = 256 << 10;  // of a packed B that a thread keeps to itself
 
 // Packs lines of `length` elements into one panel: packed[step * width + line].
 template <typename T>
@@ -139,7 +63,7 @@ class Matmul {
       : kernels_{kernels},
         step_{step},
         roots_{roots},
-        shape_{shape_of(step)},
+        shape_{step},
         mr_{kernels.mr},
         nr_{kernels.product<T>().nr},
         tile_{kernels.tile},
@@ -220,7 +144,7 @@ class Matmul {
 
   void pack_b(const Dims& matrix, std::int64_t first, std::int64_t columns, std::int64_t part, T* b,
               std::byte* scratch) const {
-    Reader<T> reader{kernels_, step_.b, roots_, scratch + pack_lines()};
+    Reader<T> reader{kernels_, step_, OperandSide::right, roots_, scratch + pack_lines()};
     T* buffer = reinterpret_cast<T*>(scratch);
     Dims index = matrix;
     std::int64_t& row = index[index.size() - 2];
@@ -291,11 +215,10 @@ class Matmul {
   }
   std::size_t a_bytes() const { return bytes_of(tile_ * kBlockDepth, sizeof(T)); }
   std::size_t line_bytes() const { return bytes_of(mr_ * kBlockDepth, sizeof(T)); }
-  static constexpr std::size_t kRowBytes = static_cast<std::size_t>(kChunk) * sizeof(double);
 
   std::size_t block_scratch(std::int64_t width) const {
-    return c_bytes(width) + a_bytes() + line_bytes() + kRowBytes +
-           std::max(evaluator_scratch(step_.a), evaluator_scratch(step_.epilogue));
+    return c_bytes(width) + a_bytes() + line_bytes() +
+           std::max(evaluator_scratch(step_.a), Epilogue<T>::scratch_bytes(step_));
   }
 
   // Rows [row, row + tile) and columns [start, start + columns) of the packed ones, which begin at
@@ -305,8 +228,7 @@ class Matmul {
     T* c = reinterpret_cast<T*>(scratch);
     T* a = reinterpret_cast<T*>(scratch += c_bytes(width));
     T* lines = reinterpret_cast<T*>(scratch += a_bytes());
-    std::byte* row_buffer = scratch += line_bytes();
-    std::byte* evaluator = scratch += kRowBytes;
+    std::byte* evaluator = scratch += line_bytes();
 
     const std::int64_t rows = std::min<std::int64_t>(tile_, shape_.m - row);
     TileProduct<T> product;
@@ -316,7 +238,7 @@ class Matmul {
     product.m = round_up(rows, mr_);
     product.n = round_up(columns, nr_);
     product.b_panel = shape_.k * nr_;
-    Reader<T> reader{kernels_, step_.a, roots_, evaluator};
+    Reader<T> reader{kernels_, step_, OperandSide::left, roots_, evaluator};
     std::int64_t k = 0;
     do {
       const std::int64_t depth = std::min(kBlockDepth, shape_.k - k);
@@ -329,13 +251,8 @@ class Matmul {
       k += kBlockDepth;
     } while (k < shape_.k);
 
-    if (step_.epilogue.wide) {
-      epilogue<double>(batch, row, rows, first + start, columns, c, product.ldc, row_buffer,
-                       evaluator);
-    } else {
-      epilogue<float>(batch, row, rows, first + start, columns, c, product.ldc, row_buffer,
-                      evaluator);
-    }
+    Epilogue<T>{kernels_, step_, roots_}.run(batch, row, rows, first + start, columns, c,
+                                             product.ldc, evaluator);
   }
 
   void pack_a(Reader<T>& reader, std::int64_t batch, std::int64_t row, std::int64_t rows,
@@ -362,39 +279,10 @@ class Matmul {
     }
   }
 
-  template <typename E>
-  void epilogue(std::int64_t batch, std::int64_t row, std::int64_t rows, std::int64_t column,
-                std::int64_t columns, const T* c, std::int64_t ldc, std::byte* row_buffer,
-                std::byte* scratch) const {
-    Evaluator<E> evaluator{kernels_, step_.epilogue, roots_, scratch};
-    Dims index = operand_index(batch, step_.epilogue.shape, step_.epilogue.shape);
-    for (std::int64_t i = 0; i < rows; ++i) {
-      for (std::int64_t done = 0; done < columns; done += kChunk) {
-        const std::int64_t n = std::min(kChunk, columns - done);
-        const T* sums = c + i * ldc + done;
-        index[index.size() - 2] = row + i;
-        index.back() = column + done;
-        if constexpr (std::is_same_v<T, E>) {
-          evaluator.run(index, n, sums);
-        } else {
-          E* converted = reinterpret_cast<E*>(row_buffer);
-          for (std::int64_t j = 0; j < n; ++j) {
-            if constexpr (std::is_integral_v<T>) {
-              converted[j] = static_cast<E>(static_cast<std::int32_t>(sums[j]));
-            } else {
-              converted[j] = static_cast<E>(sums[j]);
-            }
-          }
-          evaluator.run(index, n, converted);
-        }
-      }
-    }
-  }
-
   const Kernels& kernels_;
   const MatmulStep& step_;
   const std::vector<std::byte*>& roots_;
-  const Shape shape_;
+  const MatmulShape shape_;
   const std::int64_t mr_;
   const std::int64_t nr_;
   const std::int64_t tile_;
@@ -404,6 +292,7 @@ class Matmul {
 }  // namespace
 
 std::size_t matmul_workspace(const Kernels& kernels, const MatmulStep& step) {
+  if (has_few_rows(step)) return 0;
   switch (step.compute) {
     case MatmulStep::Compute::f32:
       return Matmul<float>{kernels, step, {}, nullptr}.workspace();
@@ -417,6 +306,7 @@ std::size_t matmul_workspace(const Kernels& kernels, const MatmulStep& step) {
 
 Status run_matmul(const Kernels& kernels, const MatmulStep& step,
                   const std::vector<std::byte*>& roots, std::byte* workspace) {
+  if (has_few_rows(step)) return run_few_rows(kernels, step, roots);
   switch (step.compute) {
     case MatmulStep::Compute::f32:
       return Matmul<float>{kernels, step, roots, workspace}.run();

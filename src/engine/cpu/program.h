@@ -1,11 +1,12 @@
 // What a graph becomes: a list of steps over known pieces of memory. Pointwise ops join the step
 // that produces their operand where they can: a matmul's epilogue, another pointwise group, or the
 // operand of the matmul or reduction that reads them. Views (reshape, transpose, slice, broadcast)
-// become strides.
+// become strides; what is concatenated is stored in its place in the result at once.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <variant>
 #include <vector>
 
@@ -19,6 +20,13 @@ struct PointwiseStep {
   Expression expression;
 };
 
+// The scales of a scaled_matmul's operand: one for `block` neighbours along k.
+struct BlockScales {
+  Location at;  // strides per axis of the operand, along k per block
+  std::int64_t block = 1;
+  std::int64_t tiles_per_row = 0;  // swizzled (ops.h): tiles along k; 0: not swizzled
+};
+
 // C[batch, m, n] = A[batch, m, k] B[batch, k, n]. An operand is read element by element from the
 // result of an expression over its own shape; the epilogue runs over the shape of C.
 struct MatmulStep {
@@ -28,6 +36,8 @@ struct MatmulStep {
   Expression b;
   Expression epilogue;
   std::int64_t k = 0;
+  std::optional<BlockScales> a_scales;
+  std::optional<BlockScales> b_scales;
 };
 
 struct ReduceStep {
@@ -35,6 +45,19 @@ struct ReduceStep {
   Expression operand;
   std::vector<bool> reduced;  // per axis of the operand
   Location to;                // strides per axis of the operand, 0 where reduced
+};
+
+// layer_norm, rms_norm or one's backward: the node's operands and results, in its slots.
+struct NormStep {
+  ir::NormKind kind{};
+  bool backward = false;
+  bool wide = false;  // some dtype does not fit a float
+  double eps = 0;
+  Dims kept;   // the axes that count slices
+  Dims slice;  // the axes that are normalised together; at least one
+  // Strides per axis of `kept`, then of `slice`; 0 where a tensor broadcasts.
+  std::vector<std::optional<Location>> inputs;
+  std::vector<std::optional<Location>> outputs;
 };
 
 // Attention, its backward, or an append to a cache: the node's operands and results, in its slots.
@@ -48,7 +71,7 @@ struct AttentionStep {
   std::vector<Slot> outputs;
 };
 
-using Step = std::variant<PointwiseStep, MatmulStep, ReduceStep, AttentionStep>;
+using Step = std::variant<PointwiseStep, MatmulStep, ReduceStep, NormStep, AttentionStep>;
 
 struct Program {
   ir::Graph graph;
@@ -77,6 +100,7 @@ Status run_program(const Program& program, std::vector<std::byte*> roots, std::b
 
 // Bytes of workspace that a step needs for itself while it runs.
 std::size_t matmul_workspace(const Kernels& kernels, const MatmulStep& step);
+std::size_t norm_workspace(const NormStep& step);
 std::size_t attention_workspace(const Kernels& kernels, const ir::Graph& graph,
                                 const AttentionStep& step);
 
@@ -84,6 +108,8 @@ Status run_matmul(const Kernels& kernels, const MatmulStep& step,
                   const std::vector<std::byte*>& roots, std::byte* workspace);
 Status run_reduce(const Kernels& kernels, const ReduceStep& step,
                   const std::vector<std::byte*>& roots);
+Status run_norm(const Kernels& kernels, const NormStep& step, const std::vector<std::byte*>& roots,
+                std::byte* workspace);
 Status run_attention(const Kernels& kernels, const ir::Graph& graph, const AttentionStep& step,
                      const std::vector<std::byte*>& roots, std::byte* workspace);
 Status run_cache_append(const ir::Graph& graph, const AttentionStep& step,
