@@ -138,8 +138,19 @@ struct Lowered::Impl {
   Supplies supplies;
   std::vector<std::string> rewrites;
   std::optional<std::int64_t> workspace_limit;
-  std::int64_t plan_count = 0;
+  std::vector<std::string> plan_names;  // by index
   std::optional<std::int64_t> built;
+
+  // Names of the plans that there are more than when it was last called.
+  void name_plans() {
+    const std::int64_t count = frontend->get_execution_plan_count();
+    for (auto i = static_cast<std::int64_t>(plan_names.size()); i < count; ++i) {
+      std::string name;
+      const Failure failure =
+          guarded("plan_name", [&] { return frontend->get_plan_name_at_index(i, name); });
+      plan_names.push_back(failure ? "?" : name);
+    }
+  }
 };
 
 Lowered::Lowered(std::unique_ptr<Impl> impl) : impl_{std::move(impl)} {}
@@ -174,7 +185,9 @@ Result<std::unique_ptr<Lowered>> Lowered::finish(std::unique_ptr<Impl> impl, con
       impl->attention = std::make_unique<AttentionLowering>(*impl->native, *impl->frontend);
       impl->attention->run();
     } else {
-      status = FusionLowering{impl->graph, *impl->frontend, impl->supplies}.run();
+      FusionLowering lowering{impl->graph, *impl->frontend, impl->supplies, device};
+      status = lowering.run();
+      impl->rewrites = lowering.rewrites();
     }
     return no_error();
   });
@@ -205,7 +218,7 @@ Failure Lowered::judge(void* handle) {
           guarded("heuristics", [&] { return graph.create_execution_plans(modes); })) {
     return failure;
   }
-  impl_->plan_count = graph.get_execution_plan_count();
+  impl_->name_plans();
   if (impl_->workspace_limit) graph.deselect_workspace_greater_than(*impl_->workspace_limit);
   return guarded("check_support", [&] { return graph.check_support(); });
 }
@@ -214,19 +227,40 @@ void Lowered::limit_workspace(std::int64_t bytes) {
   impl_->workspace_limit = bytes;
 }
 
-std::vector<std::string> Lowered::plan_names() const {
-  std::vector<std::string> names;
-  for (std::int64_t i = 0; i < impl_->plan_count; ++i) {
-    std::string name;
-    const Failure failure =
-        guarded("plan_name", [&] { return impl_->frontend->get_plan_name_at_index(i, name); });
-    names.push_back(failure ? "?" : name);
+const std::vector<std::string>& Lowered::plan_names() const {
+  return impl_->plan_names;
+}
+
+Failure Lowered::add_other_heuristics() {
+  const Failure failure = guarded(
+      "heuristics", [&] { return impl_->frontend->create_execution_plans({fe::HeurMode_t::B}); });
+  impl_->name_plans();
+  return failure;
+}
+
+std::vector<EngineKnobs> Lowered::engines() const {
+  std::int64_t count = 0;
+  if (guarded("engines", [&] { return impl_->frontend->get_engine_count(count); })) return {};
+  std::vector<EngineKnobs> engines;
+  for (std::int64_t engine = 0; engine < count; ++engine) {
+    std::vector<fe::Knob> knobs;
+    if (guarded("engines", [&] { return impl_->frontend->get_knobs_for_engine(engine, knobs); })) {
+      continue;  // it does not take the graph
+    }
+    EngineKnobs found{engine, {}};
+    for (const fe::Knob& knob : knobs) {
+      cudnnBackendKnobType_t type{};
+      if (fe::convert_to_backend_knob_type(knob.type, type) != CUDNN_STATUS_SUCCESS) continue;
+      found.knobs.push_back({static_cast<int>(type), knob.minValue, knob.maxValue,
+                             std::max<std::int64_t>(knob.stride, 1)});
+    }
+    engines.push_back(std::move(found));
   }
-  return names;
+  return engines;
 }
 
 Failure Lowered::find_plan(const std::string& name, std::size_t& index) {
-  const std::vector<std::string> names = plan_names();
+  const std::vector<std::string>& names = impl_->plan_names;
   for (index = 0; index < names.size(); ++index) {
     if (names[index] == name) return std::nullopt;
   }
@@ -248,8 +282,7 @@ Failure Lowered::find_plan(const std::string& name, std::size_t& index) {
           "create_plan", [&] { return impl_->frontend->create_execution_plan(engine, knobs); })) {
     return failure;
   }
-  index = static_cast<std::size_t>(impl_->plan_count);
-  impl_->plan_count = impl_->frontend->get_execution_plan_count();
+  impl_->name_plans();
   return std::nullopt;
 }
 

@@ -25,6 +25,18 @@ struct PlanBytes {
   Supplies supplies;
 };
 
+// An engine of cuDNN's that may take a graph, and the values of its knobs.
+struct EngineKnobs {
+  struct Knob {
+    int type = 0;  // cudnnBackendKnobType_t, as in plans' names: k24 is the kernel
+    std::int64_t least = 0;
+    std::int64_t most = 0;
+    std::int64_t step = 1;
+  };
+  std::int64_t engine = 0;
+  std::vector<Knob> knobs;
+};
+
 class Lowered {
  public:
   Lowered(const Lowered&) = delete;
@@ -43,10 +55,14 @@ class Lowered {
   // Plans whose workspace (as far as known before building) is above the limit are passed over.
   void limit_workspace(std::int64_t bytes);
 
-  std::vector<std::string> plan_names() const;  // of the heuristics, preferred first
+  // Of the heuristics, preferred first; then those that were added.
+  const std::vector<std::string>& plan_names() const;
   // The index of an engine config by name ("eng7_k17=2_k24=3"), added when heuristics did not list
-  // it.
+  // it. A failure: no engine has it, or it does not take the graph.
   Failure find_plan(const std::string& name, std::size_t& index);
+  // Adds what cuDNN's other heuristics (mode B) list.
+  Failure add_other_heuristics();
+  std::vector<EngineKnobs> engines() const;
   Failure build(std::size_t index);
   std::string built_name() const;
   Failure serialize(PlanBytes& plan);
