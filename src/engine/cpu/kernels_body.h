@@ -383,7 +383,7 @@ inline double slow_slope(ir::UnaryKind kind, double parameter, double x) {
       return slow_unary(UnaryKind::sigmoid, 0, near) + near * sigmoid_slope_at(near);
     case UnaryKind::gelu:
       return 0.5 * __builtin_erfc(x * -0.70710678118654752440) +
-             near * (0.5 * kRoot * 0.70710678118654752440) * __builtin_exp(-0.5 * near * near);
+             near * 0.5 * kRoot * __builtin_exp(-0.5 * near * near);
     case UnaryKind::gelu_tanh: {
       const double inner = 2 * kRoot * (near + 0.044715 * near * near * near);
       const double inner_slope = 2 * kRoot * (1.0 + 3 * 0.044715 * near * near);

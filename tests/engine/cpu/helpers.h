@@ -72,6 +72,7 @@ class GraphOf {
     for (const bool want : wanted) specs.push_back({{}, std::nullopt, want});
     return expect_value(builder_.add(std::move(op), std::move(inputs), std::move(specs)));
   }
+  const ir::Tensor& tensor(ir::TensorId id) const { return builder_.tensor(id); }
   // Declares an output with a layout of its own.
   void output(ir::TensorId id, Dims strides) {
     const Status status = builder_.output(id, std::move(strides));

@@ -100,6 +100,117 @@ TEST(Kernels, FunctionsMeetTheirErrorOverTheWholeRange) {
   }
 }
 
+// f'(x) in double.
+double slope_of(UnaryKind kind, double parameter, double x) {
+  const double density = std::exp(-0.5 * x * x) / std::sqrt(2 * std::numbers::pi);
+  const double root = std::sqrt(2 / std::numbers::pi);
+  switch (kind) {
+    case UnaryKind::tanh:
+      return std::pow(std::cosh(x), -2);
+    case UnaryKind::sigmoid:
+      return logistic(x) * logistic(-x);
+    case UnaryKind::relu:
+      return x > 0 ? 1 : 0;
+    case UnaryKind::leaky_relu:
+      return x > 0 ? 1 : parameter;
+    case UnaryKind::relu6:
+      return x > 0 && x < 6 ? 1 : 0;
+    case UnaryKind::elu:
+      return x > 0 ? 1 : parameter * std::exp(x);
+    case UnaryKind::softplus:
+      return logistic(x);
+    case UnaryKind::silu:
+      return logistic(x) + x * logistic(x) * logistic(-x);
+    case UnaryKind::gelu:
+      return 0.5 * std::erfc(-x / std::numbers::sqrt2) + (density == 0 ? 0 : x * density);
+    case UnaryKind::gelu_tanh: {
+      const double u = 2 * root * (x + 0.044715 * x * x * x);
+      const double bend = logistic(u) * logistic(-u);
+      return logistic(u) + (bend == 0 ? 0 : x * bend * 2 * root * (1 + 0.134145 * x * x));
+    }
+    default:
+      return NAN;
+  }
+}
+
+TEST(Kernels, SlopesMeetTheirErrorOverTheWholeRange) {
+  const std::vector<float> x = sweep(40'009);
+  std::vector<float> y(x.size());
+  std::vector<float> dy(x.size());
+  std::vector<double> wide_x(x.begin(), x.end());
+  std::vector<double> wide_dy(x.size());
+  std::vector<double> wide_y(x.size());
+  std::mt19937 random{8};
+  std::normal_distribution<float> normal;
+  for (float& v : dy) v = normal(random);
+  std::copy(dy.begin(), dy.end(), wide_dy.begin());
+  const auto n = static_cast<std::int64_t>(x.size());
+  for (int k = 0; k < ir::kUnaryCount; ++k) {
+    const auto kind = static_cast<UnaryKind>(k);
+    if (!ir::has_gradient_op(kind)) continue;
+    const bool has_parameter = kind == UnaryKind::elu || kind == UnaryKind::leaky_relu;
+    const double parameter = has_parameter ? 0.75 : 0;
+    for (const Kernels* kernels : available_kernels()) {
+      kernels->math_f32.unary_grad(kind, static_cast<float>(parameter), dy.data(), x.data(),
+                                   y.data(), n);
+      kernels->math_f64.unary_grad(kind, parameter, wide_dy.data(), wide_x.data(), wide_y.data(),
+                                   n);
+      int wrong = 0;
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        if (!std::isfinite(x[i])) continue;
+        const double slope = slope_of(kind, parameter, wide_x[i]);
+        const double size = std::fabs(wide_dy[i]);
+        const bool near = std::fabs(y[i] - wide_dy[i] * slope) <=
+                          kFunctionRoundoffF32 * size * (1 + std::fabs(slope));
+        const bool wide_near = std::fabs(wide_y[i] - wide_dy[i] * slope) <=
+                               8 * kFunctionRoundoffF64 * size * (1 + std::fabs(slope));
+        if (near && wide_near) continue;
+        if (++wrong > 3) continue;
+        ADD_FAILURE() << kernels->name << ' ' << to_string(kind) << " at " << x[i] << ": "
+                      << wide_dy[i] << " * " << slope << ", got " << y[i] << " and " << wide_y[i];
+      }
+    }
+  }
+}
+
+// Where 1 - tanh(x)^2 would have cancelled.
+TEST(Kernels, SmallSlopesKeepTheirRelativeAccuracy) {
+  std::vector<float> x;
+  for (int i = 0; i < 2000; ++i) x.push_back(static_cast<float>(i - 1000) * 0.04F);
+  const std::vector<float> dy(x.size(), 1.0F);
+  std::vector<float> y(x.size());
+  for (const Kernels* kernels : available_kernels()) {
+    for (const UnaryKind kind : {UnaryKind::tanh, UnaryKind::sigmoid}) {
+      kernels->math_f32.unary_grad(kind, 0, dy.data(), x.data(), y.data(),
+                                   static_cast<std::int64_t>(x.size()));
+      for (std::size_t i = 0; i < x.size(); ++i) {
+        const double slope = slope_of(kind, 0, x[i]);
+        ASSERT_NEAR(y[i], slope, 2 * kFunctionRoundoffF32 * slope + 0x1p-149)
+            << kernels->name << ' ' << to_string(kind) << " at " << x[i];
+      }
+    }
+  }
+}
+
+// What a graph's UnaryGrad does to infinities where f' has a limit.
+TEST(Kernels, SlopesOfInfinitiesAreTheirLimits) {
+  const std::vector<float> x{INFINITY, -INFINITY};
+  const std::vector<float> dy{2, 2};
+  for (const Kernels* kernels : available_kernels()) {
+    for (const UnaryKind kind :
+         {UnaryKind::silu, UnaryKind::gelu, UnaryKind::gelu_tanh, UnaryKind::softplus}) {
+      std::vector<float> y(2);
+      kernels->math_f32.unary_grad(kind, 0, dy.data(), x.data(), y.data(), 2);
+      EXPECT_EQ(y, (std::vector<float>{2, 0})) << kernels->name << ' ' << to_string(kind);
+      const std::vector<double> wide_x(x.begin(), x.end());
+      const std::vector<double> wide_dy{2, 2};
+      std::vector<double> wide(2);
+      kernels->math_f64.unary_grad(kind, 0, wide_dy.data(), wide_x.data(), wide.data(), 2);
+      EXPECT_EQ(wide, (std::vector<double>{2, 0})) << to_string(kind);
+    }
+  }
+}
+
 TEST(Kernels, ExpSumIsExpAndItsSum) {
   std::mt19937 random{3};
   std::normal_distribution<float> normal{0, 40};

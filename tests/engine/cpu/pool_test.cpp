@@ -2,8 +2,6 @@
 #include "engine/cpu/pool.h"
 
 #include <gtest/gtest.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <filesystem>
@@ -13,30 +11,10 @@
 #include <vector>
 
 #include "helpers.h"
-
-// ThreadSanitizer ends a process that starts threads after a fork.
-#if defined(__SANITIZE_THREAD__)
-#define LAWSON_NEEDS_FORK() GTEST_SKIP()
-#elif defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define LAWSON_NEEDS_FORK() GTEST_SKIP()
-#endif
-#endif
-#ifndef LAWSON_NEEDS_FORK
-#define LAWSON_NEEDS_FORK() (void)0
-#endif
+#include "in_child.h"
 
 namespace lawson::cpu {
 namespace {
-
-// Runs `body` in a forked child; its result is the exit code.
-int in_child(const std::function<int()>& body) {
-  const pid_t child = fork();
-  if (child == 0) _exit(body());
-  int status = 0;
-  EXPECT_EQ(waitpid(child, &status, 0), child);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
 
 // Each index is visited exactly once.
 bool covers(std::int64_t count, std::size_t scratch_bytes) {
