@@ -5,35 +5,19 @@
 #include <cmath>
 #include <limits>
 #include <numbers>
-#include <span>
 
 #include "engine/reference/cache_append.h"
+#include "engine/reference/matmul.h"
+#include "engine/reference/norm.h"
+#include "engine/reference/reduce.h"
+#include "engine/reference/scaled_matmul.h"
+#include "engine/reference/unary_grad.h"
 
 namespace lawson::reference {
 namespace {
 
 using ir::BinaryKind;
-using ir::ReduceKind;
 using ir::UnaryKind;
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
-// Error of value `v` given that a correct result may also be any of `others`.
-double distance(double v, std::span<const double> others) {
-  double error = 0;
-  for (const double other : others) {
-    const bool same = other == v || (std::isnan(other) && std::isnan(v));
-    const double d = same ? 0.0 : std::fabs(other - v);
-    error = std::max(error, std::isnan(d) ? kInfinity : d);
-  }
-  return error;
-}
-
-// Own rounding errors are added to propagated ones; a non-finite value needs no own rounding.
-double total(double value, double propagated, double own) {
-  if (std::isnan(propagated)) return kInfinity;
-  return std::isfinite(value) ? propagated + own : propagated;
-}
 
 // Where a piecewise monotone function turns, so that an interval's image is known.
 struct Turns {
@@ -98,12 +82,12 @@ double propagate(const ir::Unary& op, double x, double e, double y) {
 }
 
 // Own rounding of y = f(x): function_roundoff times the magnitude that usual implementations
-// compute with (gelu through 1 + erf, expm1 through exp - 1, log1p through log(1 + x)).
-double own_rounding(const ir::Unary& op, double x, double y, const Arithmetic& arithmetic) {
+// compute with (gelu through 1 + erf, expm1 through exp - 1, log1p through log(1 + x)). `low` is
+// the least that x may be, ax and ay the largest |x| and |y|.
+double own_rounding(const ir::Unary& op, double low, double ax, double ay,
+                    const Arithmetic& arithmetic) {
   const double f = 4 * arithmetic.function_roundoff;
   const double u = arithmetic.accumulate_roundoff;
-  const double ax = std::fabs(x);
-  const double ay = std::fabs(y);
   switch (op.kind) {
     case UnaryKind::neg:
     case UnaryKind::abs:
@@ -132,13 +116,15 @@ double own_rounding(const ir::Unary& op, double x, double y, const Arithmetic& a
     case UnaryKind::cos:
       return f * (1 + ax);
     case UnaryKind::tan:
+      // Where the argument's own rounding may cross a pole.
+      if (f * (1 + ax) * (1 + ay) > 0.25) return kInfinity;
       return f * (1 + ay * ay) * (1 + ax);
     case UnaryKind::tanh:
     case UnaryKind::erf:
     case UnaryKind::sigmoid:
       return f;
     case UnaryKind::elu:
-      return x < 0 ? f * (ay + std::fabs(op.parameter)) : 0.0;
+      return low < 0 ? f * (ay + std::fabs(op.parameter)) : 0.0;
     case UnaryKind::silu:
     case UnaryKind::gelu:
     case UnaryKind::gelu_tanh:
@@ -163,10 +149,14 @@ double propagate(BinaryKind kind, double a, double ea, double b, double eb, bool
       if (std::fabs(b) <= eb) return kInfinity;
       break;
     case BinaryKind::pow:
-      // Monotone in both arguments while the base is positive.
-      if (a - ea <= 0) return kInfinity;
-      break;
+      // Monotone in both arguments while the base is positive; for an integral exponent on both
+      // sides of 0.
+      if (a - ea > 0) break;
+      if (eb > 0 || b != std::trunc(b) || (b < 0 && a + ea >= 0)) return kInfinity;
+      return distance(c, std::array{std::pow(a - ea, b), std::pow(a + ea, b),
+                                    a + ea >= 0 ? std::pow(0.0, b) : c});
     case BinaryKind::mod: {
+      if (std::fabs(b) <= eb) return kInfinity;
       const double quotient = std::trunc(a / b);
       for (const double da : {-ea, ea}) {
         for (const double db : {-eb, eb}) {
@@ -182,6 +172,7 @@ double propagate(BinaryKind kind, double a, double ea, double b, double eb, bool
   return distance(c, corners);
 }
 
+// In the largest magnitudes of the operands and of the result.
 double own_rounding(BinaryKind kind, double a, double b, double c, const Arithmetic& arithmetic) {
   const double u = arithmetic.accumulate_roundoff;
   switch (kind) {
@@ -191,67 +182,68 @@ double own_rounding(BinaryKind kind, double a, double b, double c, const Arithme
     case BinaryKind::add:
     case BinaryKind::sub:
     case BinaryKind::mul:
-      return u * std::fabs(c);
+      return u * c;
     case BinaryKind::div:
-      return (2 * u + 2 * arithmetic.function_roundoff) * std::fabs(c);
+      // The reciprocal of what is larger may be flushed (the f32 range ends where 1 / 2^126 is).
+      if (b > 1 / flush_floor(arithmetic)) return c;
+      return (2 * u + 2 * arithmetic.function_roundoff) * c;
     case BinaryKind::pow:
-      return 4 * arithmetic.function_roundoff * std::fabs(c) *
-             (1 + std::fabs(b * std::log(std::fabs(a))));
+      return 4 * arithmetic.function_roundoff * c * (1 + std::fabs(b * std::log(a)));
     case BinaryKind::mod:
-      return u * std::fabs(c);
+      return u * c;
   }
   return 0;
 }
 
-// An integer that a float op takes is first rounded to the float type that the engine computes in.
-double operand_error(const Array& x, std::size_t i, const Array& result, double u) {
-  double e = x.error_at(i);
-  if (!is_float(x.dtype) && is_float(result.dtype) && std::fabs(x.value[i]) * u > 0.5) {
-    e += u * std::fabs(x.value[i]);
-  }
-  return e;
-}
-
 void unary_errors(const ir::Unary& op, const Array& x, Array& y, const Arithmetic& arithmetic) {
-  const double floor = flush_floor(arithmetic);
+  const bool in_float = is_float(x.dtype) || is_float(y.dtype);
   for (std::size_t i = 0; i < y.size(); ++i) {
-    const double own = own_rounding(op, x.value[i], y.value[i], arithmetic);
-    y.error[i] = total(y.value[i], propagate(op, x.value[i], x.error_at(i), y.value[i]),
-                       own > 0 ? own + floor : 0.0);
+    const double v = x.value[i];
+    const double e = operand_error(x, i, in_float, arithmetic);
+    const double propagated = propagate(op, v, e, y.value[i]);
+    const double own =
+        own_rounding(op, v - e, std::fabs(v) + e, std::fabs(y.value[i]) + propagated, arithmetic);
+    y.error[i] = with_own(y.value[i], propagated, own > 0 ? own + flush_floor(arithmetic) : 0.0);
   }
 }
 
 void binary_errors(const ir::Binary& op, const Array& a, const Array& b, Array& c,
                    const Arithmetic& arithmetic) {
-  const bool integer = !is_float(c.dtype);
-  const bool truncates = integer && !is_float(a.dtype) && !is_float(b.dtype);
+  const bool integer = !is_float(c.dtype) && !is_float(a.dtype) && !is_float(b.dtype);
   const double u = arithmetic.accumulate_roundoff;
+  const double floor = flush_floor(arithmetic);
+  const bool basic =
+      op.kind == BinaryKind::add || op.kind == BinaryKind::sub || op.kind == BinaryKind::mul;
   const std::vector<Dims> strides{broadcast_strides(a.shape, c.shape),
                                   broadcast_strides(b.shape, c.shape)};
   for_each_index(c.shape, strides, [&](std::size_t i, const auto& at) {
     const double x = a.value[at[0]];
     const double y = b.value[at[1]];
-    double ex = operand_error(a, at[0], c, u);
-    const double ey = operand_error(b, at[1], c, u);
+    const double z = c.value[i];
+    double ex = operand_error(a, at[0], !integer, arithmetic);
+    const double ey = operand_error(b, at[1], !integer, arithmetic);
     // The quotient inside mod may be rounded across an integer.
     if (op.kind == BinaryKind::mod && !integer) ex += 2 * u * std::fabs(x);
     // Sums and products of exact operands that f32 can hold are exact in every wider arithmetic.
-    const bool basic =
-        op.kind == BinaryKind::add || op.kind == BinaryKind::sub || op.kind == BinaryKind::mul;
     const bool exact = basic && ex == 0 && ey == 0 && u <= 0x1p-23 &&
-                       round_to(DType::f32, c.value[i]) == c.value[i];
-    const double own = integer || exact ? 0.0 : own_rounding(op.kind, x, y, c.value[i], arithmetic);
-    c.error[i] = total(c.value[i], propagate(op.kind, x, ex, y, ey, truncates, c.value[i]),
-                       own > 0 ? own + flush_floor(arithmetic) : 0.0);
+                       (z == 0 || std::fabs(z) >= floor) && round_to(DType::f32, z) == z;
+    const double propagated = propagate(op.kind, x, ex, y, ey, integer, z);
+    const double own = integer || exact
+                           ? 0.0
+                           : own_rounding(op.kind, std::fabs(x) + ex, std::fabs(y) + ey,
+                                          std::fabs(z) + propagated, arithmetic);
+    c.error[i] = with_own(z, propagated, own > 0 ? own + floor : 0.0);
   });
 }
 
 // The comparison may go either way where the operands' errors reach each other.
-void compare_errors(const Array& a, const Array& b, Array& c) {
+void compare_errors(const Array& a, const Array& b, Array& c, const Arithmetic& arithmetic) {
+  const bool in_float = is_float(a.dtype) || is_float(b.dtype);
   const std::vector<Dims> strides{broadcast_strides(a.shape, c.shape),
                                   broadcast_strides(b.shape, c.shape)};
   for_each_index(c.shape, strides, [&](std::size_t i, const auto& at) {
-    const double e = a.error_at(at[0]) + b.error_at(at[1]);
+    const double e = operand_error(a, at[0], in_float, arithmetic) +
+                     operand_error(b, at[1], in_float, arithmetic);
     const double gap = std::fabs(a.value[at[0]] - b.value[at[1]]);
     c.error[i] = e > 0 && !(gap > e) ? 1.0 : 0.0;
   });
@@ -295,112 +287,29 @@ void clamp_errors(const ir::Clamp& op, const Array& x, Array& y, const Arithmeti
     const double e = x.error_at(i);
     const std::array<double, 2> ends{std::clamp(x.value[i] - e, op.min, op.max),
                                      std::clamp(x.value[i] + e, op.min, op.max)};
-    const bool at_limit = y.value[i] == op.min || y.value[i] == op.max;
-    const bool representable = std::nearbyint(y.value[i] * 256) == y.value[i] * 256;
-    const double own =
-        at_limit && !representable ? arithmetic.accumulate_roundoff * std::fabs(y.value[i]) : 0.0;
+    // Limits are rounded where they are not few bits.
+    const double u = arithmetic.accumulate_roundoff;
+    double own = 0;
+    for (const double limit : {op.min, op.max}) {
+      const bool reached = ends[0] == limit || ends[1] == limit;
+      const bool representable = std::nearbyint(limit * 256) == limit * 256;
+      if (reached && !representable) own = std::max(own, u * std::fabs(limit));
+    }
     y.error[i] =
-        total(y.value[i], std::isfinite(x.value[i]) ? distance(y.value[i], ends) : 0.0, own);
+        with_own(y.value[i], std::isfinite(x.value[i]) ? distance(y.value[i], ends) : 0.0, own);
   }
 }
 
-void matmul_errors(const Array& a, const Array& b, Array& c, const Arithmetic& arithmetic) {
-  const std::size_t rank = c.shape.size();
-  const auto m = static_cast<std::size_t>(c.shape[rank - 2]);
-  const auto n = static_cast<std::size_t>(c.shape[rank - 1]);
-  const auto k = static_cast<std::size_t>(a.shape.back());
-  const bool floating = is_float(a.dtype);
-  const double own = !floating ? 0.0
-                               : 2 * arithmetic.operand_roundoff +
-                                     accumulation_growth(k) * arithmetic.accumulate_roundoff;
-  const double floor = floating ? static_cast<double>(k) * flush_floor(arithmetic) : 0.0;
-  const Dims batch(c.shape.begin(), c.shape.end() - 2);
-  const Dims a_strides = broadcast_strides(Dims(a.shape.begin(), a.shape.end() - 2), batch);
-  const Dims b_strides = broadcast_strides(Dims(b.shape.begin(), b.shape.end() - 2), batch);
-  const bool exact = a.error.empty() && b.error.empty();
-  for_each_index(batch, {a_strides, b_strides}, [&](std::size_t at, const auto& matrices) {
-    std::vector<double> column(k);
-    std::vector<double> column_error(k);
-    for (std::size_t j = 0; j < n; ++j) {
-      for (std::size_t l = 0; l < k; ++l) {
-        const std::size_t q = (matrices[1] * k + l) * n + j;
-        column[l] = std::fabs(b.value[q]);
-        column_error[l] = b.error_at(q);
-      }
-      for (std::size_t i = 0; i < m; ++i) {
-        const std::size_t p = (matrices[0] * m + i) * k;
-        double magnitude = 0;
-        double propagated = 0;
-        for (std::size_t l = 0; l < k; ++l) magnitude += std::fabs(a.value[p + l]) * column[l];
-        for (std::size_t l = 0; l < k && !exact; ++l) {
-          const double ex = a.error_at(p + l);
-          const double ey = column_error[l];
-          if (ex > 0 || ey > 0) {
-            propagated += std::fabs(a.value[p + l]) * ey + column[l] * ex + ex * ey;
-          }
-        }
-        const std::size_t r = (at * m + i) * n + j;
-        c.error[r] = total(c.value[r], propagated, own * magnitude + floor);
-        // Beyond the accumulator's range engines wrap or saturate.
-        if (!floating && magnitude > 2147483647.0) c.error[r] = kInfinity;
-      }
+void concat_errors(const ir::Concat& op, const Operands& operands, Array& y) {
+  const Dims strides = contiguous_strides(y.shape);
+  std::size_t start = 0;
+  for (const Array* x : operands) {
+    if (!x->error.empty()) {
+      for_each_index(x->shape, {strides},
+                     [&](std::size_t i, const auto& at) { y.error[start + at[0]] = x->error[i]; });
     }
-  });
-}
-
-void reduce_errors(const ir::Reduce& op, const Array& x, Array& y, const Arithmetic& arithmetic) {
-  const Dims target = reduced_strides(x.shape, op.axes);
-  const std::size_t count = y.size() == 0 ? 0 : x.size() / y.size();
-  const double divisor = static_cast<double>(std::max<std::size_t>(count, 1));
-  const double u = is_float(y.dtype) ? arithmetic.accumulate_roundoff : 0.0;
-  const double own = accumulation_growth(count) * u;
-  // For sums: magnitudes and errors of the terms. For extrema: the lowest and highest possible.
-  std::vector<double> first(y.size(), 0);
-  std::vector<double> second(y.size(), 0);
-  const bool smallest = op.kind == ReduceKind::min;
-  const bool extremum = smallest || op.kind == ReduceKind::max || op.kind == ReduceKind::amax;
-  if (extremum) {
-    std::fill(first.begin(), first.end(), smallest ? kInfinity : -kInfinity);
-    second = first;
-  } else if (op.kind == ReduceKind::prod) {
-    std::fill(first.begin(), first.end(), 1.0);
-    second = first;
-  }
-  for_each_index(x.shape, {target}, [&](std::size_t i, const auto& at) {
-    const double v = op.kind == ReduceKind::amax ? std::fabs(x.value[i]) : x.value[i];
-    const double e = x.error_at(i);
-    double& a = first[at[0]];
-    double& b = second[at[0]];
-    if (extremum) {
-      a = smallest ? std::min(a, v - e) : std::max(a, v - e);
-      b = smallest ? std::min(b, v + e) : std::max(b, v + e);
-    } else if (op.kind == ReduceKind::prod) {
-      a *= std::fabs(v);
-      b *= std::fabs(v) + e;
-    } else if (op.kind == ReduceKind::norm2) {
-      a += v * v;
-      b += 2 * std::fabs(v) * e + e * e;
-    } else {
-      a += std::fabs(v);
-      b += e;
-    }
-  });
-  for (std::size_t i = 0; i < y.size(); ++i) {
-    const double v = y.value[i];
-    if (extremum) {
-      y.error[i] = total(v, distance(v, std::array{first[i], second[i]}), 0);
-    } else if (op.kind == ReduceKind::prod) {
-      y.error[i] = total(v, second[i] - first[i], own * second[i]);
-    } else if (op.kind == ReduceKind::norm2) {
-      const double e = second[i] + own * first[i];
-      const double root = std::sqrt(std::max(first[i] - e, 0.0));
-      y.error[i] = total(v, std::max(v - root, std::sqrt(first[i] + e) - v), 2 * u * v);
-    } else if (op.kind == ReduceKind::mean) {
-      y.error[i] = total(v, second[i] / divisor, own * first[i] / divisor + 2 * u * std::fabs(v));
-    } else {
-      y.error[i] = total(v, second[i], own * first[i]);
-    }
-    if (!std::isfinite(v) && x.error.empty()) y.error[i] = 0;
+    const auto axis = static_cast<std::size_t>(op.axis);
+    start += static_cast<std::size_t>(x->shape[axis] * strides[axis]);
   }
 }
 
@@ -413,6 +322,34 @@ void view_errors(const ir::Op& op, const Array& x, Array& y) {
 
 }  // namespace
 
+double distance(double v, std::span<const double> others) {
+  double error = 0;
+  for (const double other : others) {
+    const bool same = other == v || (std::isnan(other) && std::isnan(v));
+    const double d = same ? 0.0 : std::fabs(other - v);
+    error = std::max(error, std::isnan(d) ? kInfinity : d);
+  }
+  return error;
+}
+
+double with_own(double value, double propagated, double own) {
+  if (std::isnan(propagated)) return kInfinity;
+  return std::isfinite(value) ? propagated + own : propagated;
+}
+
+double of_nan(double operand_errors) {
+  return std::isfinite(operand_errors) ? 0.0 : kInfinity;
+}
+
+double operand_error(const Array& x, std::size_t i, bool in_float, const Arithmetic& arithmetic) {
+  double e = x.error_at(i);
+  if (!in_float) return e;
+  const double v = std::fabs(x.value[i]);
+  const double u = arithmetic.accumulate_roundoff;
+  if (!is_float(x.dtype)) return v * u > 0.5 ? e + u * v : e;
+  return v > 0 && v - e < flush_floor(arithmetic) ? std::max(e, v) : e;
+}
+
 double accumulation_growth(std::size_t count) {
   const auto n = static_cast<double>(count);
   return std::min(n + 1, 8 + 4 * std::sqrt(n) + n / 8);
@@ -422,13 +359,17 @@ double flush_floor(const Arithmetic& arithmetic) {
   return arithmetic.accumulate_roundoff > 0x1p-40 ? 0x1p-126 : 0x1p-1022;
 }
 
+double accumulator_range(const Arithmetic& arithmetic) {
+  return max_finite(arithmetic.accumulate_roundoff > 0x1p-40 ? DType::f32 : DType::f64);
+}
+
 void add_errors(const ir::Graph& graph, const ir::Node& node, const Operands& operands,
                 std::vector<Array>& results, const Arithmetic& arithmetic) {
   for (Array& result : results) result.error.assign(result.size(), 0.0);
   Array& y = results[0];
   std::visit(
       ir::Overloaded{
-          [&](const ir::Matmul&) { matmul_errors(*operands[0], *operands[1], y, arithmetic); },
+          [&](const ir::Matmul&) { add_matmul_errors(*operands[0], *operands[1], y, arithmetic); },
           [&](const ir::Convert&) {
             if (!operands[0]->error.empty()) y.error = operands[0]->error;
           },
@@ -436,18 +377,24 @@ void add_errors(const ir::Graph& graph, const ir::Node& node, const Operands& op
           [&](const ir::Binary& op) {
             binary_errors(op, *operands[0], *operands[1], y, arithmetic);
           },
-          [&](const ir::Compare&) { compare_errors(*operands[0], *operands[1], y); },
+          [&](const ir::Compare&) { compare_errors(*operands[0], *operands[1], y, arithmetic); },
           [&](const ir::Logical& op) { logical_errors(op, operands, y); },
           [&](const ir::Select&) { select_errors(operands, y); },
           [&](const ir::Clamp& op) { clamp_errors(op, *operands[0], y, arithmetic); },
           [&](const ir::Iota&) {},
           [&](const ir::Constant&) {},
-          [&](const ir::Reduce& op) { reduce_errors(op, *operands[0], y, arithmetic); },
-          [&](const ir::ScaledMatmul&) {},
-          [&](const ir::UnaryGrad&) {},
-          [&](const ir::Concat&) {},
-          [&](const ir::Norm&) {},
-          [&](const ir::NormBackward&) {},
+          [&](const ir::Reduce& op) { add_reduce_errors(op, *operands[0], y, arithmetic); },
+          [&](const ir::ScaledMatmul&) {
+            add_scaled_matmul_errors(graph, node, operands, y, arithmetic);
+          },
+          [&](const ir::UnaryGrad& op) {
+            add_unary_grad_errors(op, *operands[0], *operands[1], y, arithmetic);
+          },
+          [&](const ir::Concat& op) { concat_errors(op, operands, y); },
+          [&](const ir::Norm& op) { add_norm_errors(op, operands, results, arithmetic); },
+          [&](const ir::NormBackward& op) {
+            add_norm_backward_errors(op, operands, results, arithmetic);
+          },
           [&](const ir::Attention&) {
             add_attention_errors(graph, node, operands, results, arithmetic);
           },
@@ -469,12 +416,12 @@ void round_exactly(Array& array) {
     const double v = array.value[i];
     const double e = array.error_at(i);
     array.value[i] = round_to(array.dtype, v);
-    if (e > 0) {
-      array.error[i] = e == kInfinity
-                           ? kInfinity
-                           : distance(array.value[i], std::array{round_to(array.dtype, v - e),
-                                                                 round_to(array.dtype, v + e)});
-    }
+    if (e == kInfinity) array.error[i] = kInfinity;
+    if (e == 0 || e == kInfinity) continue;
+    // Rounding is monotone, but for bool: what is not 0 is 1.
+    const double zero = array.dtype == DType::boolean && std::fabs(v) <= e ? 0 : array.value[i];
+    array.error[i] = distance(array.value[i], std::array{round_to(array.dtype, v - e),
+                                                         round_to(array.dtype, v + e), zero});
   }
 }
 
@@ -483,6 +430,11 @@ namespace {
 // Error of rounding somewhere in [v - e, v + e] to the dtype, on top of e.
 double rounding_error(DType dtype, double v, double e, const Arithmetic& arithmetic) {
   const double reach = std::fabs(v) + e;
+  if (!std::isfinite(v)) {
+    // Formats without infinity saturate, those without NaN store something else.
+    const std::array<double, 1> stored{round_to(dtype, v)};
+    return std::max(e, distance(v, stored));
+  }
   if (!std::isfinite(reach)) return e;
   if (e == 0 && round_to(dtype, v) == v) return 0;
   if (!std::isfinite(round_to(dtype, reach))) return kInfinity;
@@ -526,6 +478,8 @@ void round_output(Array& array, const Arithmetic& arithmetic) {
         e = 0;
         continue;
       }
+    } else if (e < kInfinity) {
+      v = round_to(array.dtype, v);
     }
     e = rounding_error(array.dtype, v, e, arithmetic);
   }

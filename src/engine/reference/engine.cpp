@@ -21,9 +21,11 @@ struct ReferencePlan final : Loaded {
   const Plan& plan() const override { return stored; }
 };
 
-bool is_view(const ir::Op& op) {
+// Elements as they are, in another place.
+bool only_moves(const ir::Op& op) {
   return std::holds_alternative<ir::Broadcast>(op) || std::holds_alternative<ir::Reshape>(op) ||
-         std::holds_alternative<ir::Transpose>(op) || std::holds_alternative<ir::Slice>(op);
+         std::holds_alternative<ir::Transpose>(op) || std::holds_alternative<ir::Slice>(op) ||
+         std::holds_alternative<ir::Concat>(op);
 }
 
 // Data of every input, from its binding or (by-value scalars) its own value.
@@ -78,7 +80,7 @@ Result<std::vector<Array>> run(const ir::Graph& graph, std::vector<Array> arrays
       if (exact) reference::round_exactly(result);
       const ir::TensorId id = node.outputs[i];
       if (graph.is_output(id)) outputs[static_cast<std::size_t>(id - graph.input_count)] = result;
-      if (arithmetic != nullptr && !exact && !is_view(node.op)) {
+      if (arithmetic != nullptr && !exact && !only_moves(node.op)) {
         reference::allow_rounding(result, *arithmetic);
       }
       arrays[static_cast<std::size_t>(id)] = std::move(result);

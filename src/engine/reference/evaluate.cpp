@@ -2,21 +2,21 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <numbers>
 
 #include "engine/reference/attention.h"
 #include "engine/reference/cache_append.h"
+#include "engine/reference/matmul.h"
+#include "engine/reference/norm.h"
+#include "engine/reference/reduce.h"
+#include "engine/reference/scaled_matmul.h"
+#include "engine/reference/unary_grad.h"
 
 namespace lawson::reference {
 namespace {
 
 using ir::BinaryKind;
-using ir::ReduceKind;
 using ir::UnaryKind;
-
-// Integers whose products and sums may exceed 64 bits.
-__extension__ using Wide = __int128;
 
 double sigmoid(double x) {
   return 1.0 / (1.0 + std::exp(-x));
@@ -33,83 +33,15 @@ Array pointwise(Array result, const Operands& operands, Function function) {
   return result;
 }
 
-// Integer operands accumulate exactly; the caller saturates the sum to the result's dtype (where
-// an engine with i32 accumulators would wrap, the error analysis marks the element as unjudged).
-Array matmul(Array c, const Array& a, const Array& b) {
-  const std::size_t rank = c.shape.size();
-  const auto m = static_cast<std::size_t>(c.shape[rank - 2]);
-  const auto n = static_cast<std::size_t>(c.shape[rank - 1]);
-  const auto k = static_cast<std::size_t>(a.shape.back());
-  const Dims batch(c.shape.begin(), c.shape.end() - 2);
-  const Dims a_strides = broadcast_strides(Dims(a.shape.begin(), a.shape.end() - 2), batch);
-  const Dims b_strides = broadcast_strides(Dims(b.shape.begin(), b.shape.end() - 2), batch);
-  for_each_index(batch, {a_strides, b_strides}, [&](std::size_t at, const auto& matrices) {
-    const double* a_matrix = a.value.data() + matrices[0] * m * k;
-    const double* b_matrix = b.value.data() + matrices[1] * k * n;
-    std::vector<double> column(k);
-    for (std::size_t j = 0; j < n; ++j) {
-      for (std::size_t l = 0; l < k; ++l) column[l] = b_matrix[l * n + j];
-      for (std::size_t i = 0; i < m; ++i) {
-        const double* row = a_matrix + i * k;
-        double& result = c.value[(at * m + i) * n + j];
-        if (is_float(a.dtype)) {
-          double sum = 0;
-          for (std::size_t l = 0; l < k; ++l) sum += row[l] * column[l];
-          result = sum;
-        } else {
-          Wide sum = 0;
-          for (std::size_t l = 0; l < k; ++l) {
-            sum += Wide{static_cast<std::int64_t>(row[l])} * static_cast<std::int64_t>(column[l]);
-          }
-          result = static_cast<double>(sum);
-        }
-      }
-    }
-  });
-  return c;
-}
-
-Array reduce(Array result, const ir::Reduce& op, const Array& x) {
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const Dims target = reduced_strides(x.shape, op.axes);
-  double initial = 0;
-  if (op.kind == ReduceKind::max) initial = -kInfinity;
-  if (op.kind == ReduceKind::min) initial = kInfinity;
-  if (op.kind == ReduceKind::prod) initial = 1;
-  std::fill(result.value.begin(), result.value.end(), initial);
-  for_each_index(x.shape, {target}, [&](std::size_t i, const auto& at) {
-    double& r = result.value[at[0]];
-    const double v = x.value[i];
-    switch (op.kind) {
-      case ReduceKind::sum:
-      case ReduceKind::mean:
-        r += v;
-        break;
-      case ReduceKind::max:
-        r = apply(BinaryKind::max, r, v, false);
-        break;
-      case ReduceKind::min:
-        r = apply(BinaryKind::min, r, v, false);
-        break;
-      case ReduceKind::prod:
-        r *= v;
-        break;
-      case ReduceKind::amax:
-        r = apply(BinaryKind::max, r, std::fabs(v), false);
-        break;
-      case ReduceKind::norm1:
-        r += std::fabs(v);
-        break;
-      case ReduceKind::norm2:
-        r += v * v;
-        break;
-    }
-  });
-  const double count =
-      static_cast<double>(x.size()) / static_cast<double>(std::max<std::size_t>(result.size(), 1));
-  for (double& r : result.value) {
-    if (op.kind == ReduceKind::mean) r /= count;
-    if (op.kind == ReduceKind::norm2) r = std::sqrt(r);
+Array concat(Array result, const ir::Concat& op, const Operands& operands) {
+  const Dims strides = contiguous_strides(result.shape);
+  std::size_t start = 0;
+  for (const Array* x : operands) {
+    for_each_index(x->shape, {strides}, [&](std::size_t i, const auto& at) {
+      result.value[start + at[0]] = x->value[i];
+    });
+    const auto axis = static_cast<std::size_t>(op.axis);
+    start += static_cast<std::size_t>(x->shape[axis] * strides[axis]);
   }
   return result;
 }
@@ -281,9 +213,7 @@ std::vector<Array> evaluate(const ir::Graph& graph, const ir::Node& node,
   };
   std::visit(
       ir::Overloaded{
-          [&](const ir::Matmul&) {
-            results[0] = matmul(std::move(results[0]), *operands[0], *operands[1]);
-          },
+          [&](const ir::Matmul&) { matmul(*operands[0], *operands[1], results[0]); },
           [&](const ir::Convert&) { unary([](double x) { return x; }); },
           [&](const ir::Unary& op) { unary([&](double x) { return apply(op, x); }); },
           [&](const ir::Binary& op) {
@@ -324,14 +254,14 @@ std::vector<Array> evaluate(const ir::Graph& graph, const ir::Node& node,
             }
           },
           [&](const ir::Constant& op) { results[0].value[0] = op.value; },
-          [&](const ir::Reduce& op) {
-            results[0] = reduce(std::move(results[0]), op, *operands[0]);
+          [&](const ir::Reduce& op) { reduce(op, *operands[0], results[0]); },
+          [&](const ir::ScaledMatmul&) { scaled_matmul(graph, node, operands, results[0]); },
+          [&](const ir::UnaryGrad& op) {
+            binary([&](double dy, double x) { return dy * slope_at(op, x); });
           },
-          [&](const ir::ScaledMatmul&) {},
-          [&](const ir::UnaryGrad&) {},
-          [&](const ir::Concat&) {},
-          [&](const ir::Norm&) {},
-          [&](const ir::NormBackward&) {},
+          [&](const ir::Concat& op) { results[0] = concat(std::move(results[0]), op, operands); },
+          [&](const ir::Norm& op) { norm(op, operands, results); },
+          [&](const ir::NormBackward& op) { norm_backward(op, operands, results); },
           [&](const ir::Attention&) { attention_forward(graph, node, operands, results); },
           [&](const ir::AttentionBackward&) { attention_backward(graph, node, operands, results); },
           [&](const ir::CacheAppend&) { cache_append(operands, results[0]); },
