@@ -59,12 +59,20 @@ bool bias_repeats(const Question& question, std::size_t axis) {
   return question.graph.tensor(added).shape[axis] < full[axis];
 }
 
+// Whether a smaller operand of the op is one that it repeats.
+bool repeats_operands(const ir::Op& op) {
+  return !std::holds_alternative<ir::Reduce>(op) && !std::holds_alternative<ir::Slice>(op) &&
+         !std::holds_alternative<ir::Concat>(op) && !std::holds_alternative<ir::Norm>(op) &&
+         !std::holds_alternative<ir::NormBackward>(op);
+}
+
 // An operand with at most one dim above 1 that a pointwise operation repeats.
 bool repeats_a_vector(const ir::Graph& graph) {
   for (const ir::Node& node : graph.nodes) {
-    if (node.outputs[0] == ir::kNone || std::holds_alternative<ir::Reduce>(node.op)) continue;
-    const auto out = element_count(graph.tensor(node.outputs[0]).shape);
+    if (!repeats_operands(node.op)) continue;
+    const auto out = element_count(graph.tensor(first_result(node)).shape);
     for (const ir::TensorId id : node.inputs) {
+      if (id == ir::kNone) continue;
       const ir::Tensor& in = graph.tensor(id);
       if (in.shape.empty() || in.by_value || element_count(in.shape) == out) continue;
       const auto above_one =
@@ -103,7 +111,9 @@ bool mixes_unaligned_operand(const ir::Graph& graph) {
         if (unaligned[static_cast<std::size_t>(id)] && !graph.is_input(id)) return true;
       }
     } else {
-      unaligned[static_cast<std::size_t>(node.outputs[0])] = true;
+      for (const ir::TensorId id : node.outputs) {
+        if (id != ir::kNone) unaligned[static_cast<std::size_t>(id)] = true;
+      }
     }
   }
   return false;

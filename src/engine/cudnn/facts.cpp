@@ -34,8 +34,32 @@ std::optional<AttentionFacts> attention_facts(const ir::Graph& graph) {
 
 bool has_matmul(const ir::Graph& graph) {
   return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
-    return std::holds_alternative<ir::Matmul>(node.op);
+    return std::holds_alternative<ir::Matmul>(node.op) ||
+           std::holds_alternative<ir::ScaledMatmul>(node.op);
   });
+}
+
+bool has_reduction(const ir::Graph& graph) {
+  return std::any_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
+    return std::holds_alternative<ir::Reduce>(node.op);
+  });
+}
+
+ir::TensorId first_result(const ir::Node& node) {
+  for (const ir::TensorId id : node.outputs) {
+    if (id != ir::kNone) return id;
+  }
+  return ir::kNone;
+}
+
+std::string result_of(const ir::Graph& graph, const ir::Node& node) {
+  const ir::TensorId id = first_result(node);
+  return id == ir::kNone ? std::string{} : graph.tensor(id).name;
+}
+
+std::string label_of(const ir::Graph& graph, const ir::Node& node) {
+  return fmt::format("op '{}' ({}{}{})", ir::op_name(node.op), result_of(graph, node),
+                     node.source.empty() ? "" : ", at ", node.source);
 }
 
 }  // namespace lawson::cudnn

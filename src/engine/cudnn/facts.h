@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 
 #include "ir/attention.h"
 #include "ir/graph.h"
@@ -35,6 +36,13 @@ struct AttentionFacts {
 // nullopt when the graph has no attention node.
 std::optional<AttentionFacts> attention_facts(const ir::Graph& graph);
 
-bool has_matmul(const ir::Graph& graph);
+bool has_matmul(const ir::Graph& graph);  // a matmul or a scaled_matmul
+bool has_reduction(const ir::Graph& graph);
+
+// The first result that a node has, and its name.
+ir::TensorId first_result(const ir::Node& node);
+std::string result_of(const ir::Graph& graph, const ir::Node& node);
+// How messages name a node: "op 'tan' (t, at mlp.cpp:12)".
+std::string label_of(const ir::Graph& graph, const ir::Node& node);
 
 }  // namespace lawson::cudnn

@@ -145,6 +145,17 @@ std::optional<int> fold_axis(const Dims& shape, std::int64_t axis) {
   return 0;
 }
 
+bool is_packed(const Layout& layout, const Dims& order) {
+  std::int64_t run = 1;
+  for (std::size_t i = order.size(); i-- > 0;) {
+    const std::int64_t size = layout.shape[index(order[i])];
+    if (size == 1) continue;
+    if (layout.strides[index(order[i])] != run) return false;
+    run *= size;
+  }
+  return true;
+}
+
 Dims3 packed_strides(const Dims3& dims) {
   return {dims[1] * dims[2], dims[2], 1};
 }

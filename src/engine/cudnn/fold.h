@@ -40,6 +40,10 @@ std::optional<Folded> fold_layout(const Layout& layout);
 // several leading dims above 1.
 std::optional<int> fold_axis(const Dims& shape, std::int64_t axis);
 
+// Whether the layout, its axes in this order, lies packed in memory: the last axis contiguous, each
+// other one behind the next. Axes of size 1 lie anywhere.
+bool is_packed(const Layout& layout, const Dims& order);
+
 Dims3 packed_strides(const Dims3& dims);
 
 }  // namespace lawson::cudnn

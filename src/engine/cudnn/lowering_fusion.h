@@ -1,36 +1,26 @@
-// Graphs of pointwise ops, matmuls and reductions in the frontend's terms: everything in rank 3,
-// views absorbed in strides, conversions as identity operations. Included by lowering.cpp alone.
+// Graphs of pointwise ops, matmuls, reductions and norms in the frontend's terms: everything in
+// rank 3, views absorbed in strides, conversions as identity operations. Included by lowering.cpp
+// alone.
 #pragma once
 
-#include <algorithm>
 #include <cmath>
-#include <map>
-#include <optional>
-#include <utility>
-#include <variant>
 
-#include "engine/cudnn/lowering_types.h"
+#include "engine/cudnn/lowering_norm.h"
 
 namespace lawson::cudnn {
 
-class FusionLowering {
+class FusionLowering : public NormLowering {
  public:
-  FusionLowering(const ir::Graph& graph, FrontendGraph& target, Supplies& supplies)
-      : graph_{graph}, target_{target}, supplies_{supplies}, values_(graph.tensors.size()) {}
+  FusionLowering(const ir::Graph& graph, FrontendGraph& target, Supplies& supplies,
+                 const Device& device)
+      : NormLowering{graph, target, supplies}, device_{device} {}
 
   Status run() {
     target_.set_io_data_type(Type::FLOAT)
         .set_intermediate_data_type(Type::FLOAT)
         .set_compute_data_type(Type::FLOAT);
-    for (ir::TensorId id = 0; id < graph_.input_count; ++id) {
-      const ir::Tensor& tensor = graph_.tensor(id);
-      value(id).kind = Value::Kind::memory;
-      value(id).source = id;
-      value(id).layout = {tensor.shape, tensor.strides, 0};
-    }
-    find_exact_tensors();
-    absorb_views_into_outputs();
     if (graph_.strict) LAWSON_CHECK(check_strict());
+    LAWSON_CHECK(check_norm_is_alone());
     for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
       if (!absorbed_nodes_[i]) LAWSON_CHECK(lower(graph_.nodes[i]));
     }
@@ -38,374 +28,27 @@ class FusionLowering {
   }
 
  private:
-  struct Value {
-    enum class Kind { none, memory, computed, constant, iota };
-    Kind kind = Kind::none;
-    ir::TensorId source = ir::kNone;  // memory: the input that is looked at
-    Layout layout;                    // memory: how
-    TensorPtr tensor;                 // computed
-    Dims3 dims{1, 1, 1};              // computed: the tensor's dims; unit dims may still broadcast
-    Type type = Type::FLOAT;          // computed
-    double constant = 0;
-    std::int64_t axis = 0;  // iota
-  };
-
-  // Where an intermediate is stored when the views that follow it are absorbed: an output.
-  struct Sink {
-    ir::TensorId output = ir::kNone;
-    Layout layout;  // of the output's memory, in the intermediate's shape
-  };
-
-  static std::size_t at(ir::TensorId id) { return static_cast<std::size_t>(id); }
-  Value& value(ir::TensorId id) { return values_[at(id)]; }
-  const ir::Tensor& tensor_of(ir::TensorId id) const { return graph_.tensor(id); }
-
-  Error refuse(std::string code, const ir::Node& node, std::string_view why) const {
-    return unsupported(
-        std::move(code),
-        fmt::format("op '{}' ({}): {}", ir::op_name(node.op), tensor_of(node.outputs[0]).name, why),
-        tensor_of(node.outputs[0]).name);
-  }
-
-  // ---- What may be carried wider than written -------------------------------------------------
-
-  // Narrow float intermediates that only pointwise ops read are kept in f32, as fusing compilers
-  // do; operands of a matmul, outputs and other types are exactly what was written.
-  void find_exact_tensors() {
-    exact_.assign(graph_.tensors.size(), false);
-    for (ir::TensorId id = 0; id < static_cast<ir::TensorId>(graph_.tensors.size()); ++id) {
-      const DType dtype = tensor_of(id).dtype;
-      exact_[at(id)] = graph_.is_input(id) || graph_.is_output(id) ||
-                       (dtype != DType::f16 && dtype != DType::bf16);
-    }
-    for (const ir::Node& node : graph_.nodes) {
-      if (!std::holds_alternative<ir::Matmul>(node.op)) continue;
-      for (const ir::TensorId id : node.inputs) exact_[at(id)] = true;
-    }
-  }
-
-  Type carried_type(ir::TensorId id) const {
-    return exact_[at(id)] ? type_of(tensor_of(id).dtype) : Type::FLOAT;
-  }
-
-  Status check_strict() const {
-    for (std::size_t i = 0; i < graph_.tensors.size(); ++i) {
-      if (exact_[i]) continue;
-      const ir::Tensor& tensor = graph_.tensors[i];
-      return unsupported("strict",
-                         fmt::format("strict = true: the intermediate {} has dtype {}, and cuDNN "
-                                     "carries it in f32 between operations",
-                                     tensor.name, to_string(tensor.dtype)),
-                         "strict");
-    }
-    return {};
-  }
-
-  // ---- Views of results ------------------------------------------------------------------------
-
-  void absorb_views_into_outputs() {
-    absorbed_nodes_.assign(graph_.nodes.size(), false);
-    std::vector<int> readers(graph_.tensors.size(), 0);
-    std::vector<bool> is_reduced(graph_.tensors.size(), false);
-    for (const ir::Node& node : graph_.nodes) {
-      is_reduced[at(node.outputs[0])] = std::holds_alternative<ir::Reduce>(node.op);
-      for (const ir::TensorId id : node.inputs) {
-        if (id != ir::kNone) ++readers[at(id)];
-      }
-    }
-    for (std::size_t i = graph_.nodes.size(); i-- > 0;) {
-      const ir::Node& node = graph_.nodes[i];
-      const ir::TensorId from = node.inputs.empty() ? ir::kNone : node.inputs[0];
-      const ir::TensorId to = node.outputs[0];
-      if (from == ir::kNone || graph_.is_input(from) || graph_.is_output(from) ||
-          readers[at(from)] != 1) {
-        continue;
-      }
-      const Sink* sink = sink_of(to);
-      if (sink == nullptr || readers[at(to)] != 0) continue;
-      std::optional<Layout> layout;
-      // A reduction rounds once, to the type it is stored in: cuDNN takes nothing behind it.
-      if (std::holds_alternative<ir::Convert>(node.op) && is_reduced[at(from)] &&
-          is_float(tensor_of(from).dtype) && is_float(tensor_of(to).dtype)) {
-        layout = sink->layout;
-      }
-      if (!layout && tensor_of(from).dtype != tensor_of(to).dtype) continue;
-      if (const auto* transpose = std::get_if<ir::Transpose>(&node.op)) {
-        Dims inverse(transpose->perm.size());
-        for (std::size_t axis = 0; axis < inverse.size(); ++axis) {
-          inverse[static_cast<std::size_t>(transpose->perm[axis])] =
-              static_cast<std::int64_t>(axis);
-        }
-        layout = transpose_layout(sink->layout, inverse);
-      } else if (std::holds_alternative<ir::Reshape>(node.op)) {
-        layout = reshape_layout(sink->layout, tensor_of(from).shape);
-      }
-      if (!layout || !fold_layout(*layout)) continue;
-      sinks_[from] = {sink->output, std::move(*layout)};
-      exact_[at(from)] = true;
-      absorbed_nodes_[i] = true;
-    }
-  }
-
-  const Sink* sink_of(ir::TensorId id) {
-    if (const auto found = sinks_.find(id); found != sinks_.end()) return &found->second;
-    if (!graph_.is_output(id)) return nullptr;
-    return &sinks_.emplace(id, Sink{id, {tensor_of(id).shape, tensor_of(id).strides, 0}})
-                .first->second;
-  }
-
-  // ---- Operands --------------------------------------------------------------------------------
-
-  // The frontend tensor for a view of an input; the first whole use has the caller's uid.
-  Result<TensorPtr> memory_tensor(const ir::Node& node, const Value& view, Dims3& dims) {
-    const ir::Tensor& source = tensor_of(view.source);
-    const auto folded = fold_layout(view.layout);
-    if (!folded) {
-      return refuse(
-          "rank", node,
-          fmt::format("the leading dims of {} {} (strides {}) cannot be one batch dim; "
-                      "cuDNN's matmul fusions have rank 3",
-                      source.name, to_string(view.layout.shape), to_string(view.layout.strides)));
-    }
-    dims = folded->dims;
-    const auto key = std::tuple{view.source, folded->dims, folded->strides, view.layout.offset};
-    if (const auto found = memory_tensors_.find(key); found != memory_tensors_.end()) {
-      return found->second;
-    }
-    const std::int64_t bytes = view.layout.offset * bit_width(source.dtype) / 8;
-    if (bit_width(source.dtype) < 8 && view.layout.offset % 2 != 0) {
-      return refuse("slice", node, fmt::format("{} starts inside a byte", source.name));
-    }
-    std::int64_t uid = ir::Graph::uid(view.source);
-    if (bytes != 0 || used_inputs_[view.source]) {
-      uid = kFirstOwnUid + static_cast<std::int64_t>(supplies_.derived.size());
-      supplies_.derived.push_back({uid, ir::Graph::uid(view.source), bytes});
-    } else {
-      used_inputs_[view.source] = true;
-    }
-    std::int64_t alignment = source.alignment;
-    while (alignment > 1 && bytes % alignment != 0) alignment /= 2;
-    // cuDNN's own booleans are packed bits; ours are bytes.
-    const Type type = source.dtype == DType::boolean ? Type::UINT8 : type_of(source.dtype);
-    TensorPtr tensor = target_.tensor(fe::graph::Tensor_attributes()
-                                          .set_uid(uid)
-                                          .set_name(source.name)
-                                          .set_dim(dims_of(folded->dims))
-                                          .set_stride(dims_of(folded->strides))
-                                          .set_data_type(type)
-                                          .set_alignment(alignment)
-                                          .set_is_pass_by_value(source.by_value));
-    if (source.dtype == DType::boolean) {
-      tensor = virtual_pointwise(Mode::CMP_NEQ, {tensor, scalar(0, Type::INT32)}, folded->dims,
-                                 Type::BOOLEAN, Type::INT32);
-    }
-    memory_tensors_.emplace(key, tensor);
-    return tensor;
-  }
-
-  TensorPtr scalar(double number, Type type) {
-    TensorPtr tensor;
-    if (type == Type::INT32) {
-      tensor = std::make_shared<fe::graph::Tensor_attributes>(static_cast<std::int32_t>(number));
-    } else if (type == Type::DOUBLE) {
-      tensor = std::make_shared<fe::graph::Tensor_attributes>(number);
-    } else {
-      tensor = std::make_shared<fe::graph::Tensor_attributes>(static_cast<float>(number));
-    }
-    tensor->set_dim({1, 1, 1}).set_stride({1, 1, 1});
-    return tensor;
-  }
-
-  // An operand of a pointwise op whose result has the folded shape `wanted`.
-  Result<TensorPtr> operand(const ir::Node& node, ir::TensorId id, Type compute,
-                            const Dims3& wanted) {
-    const Value& known = value(id);
-    switch (known.kind) {
-      case Value::Kind::memory: {
-        Dims3 dims{};
-        LAWSON_TRY(TensorPtr tensor, memory_tensor(node, known, dims));
-        LAWSON_CHECK(check_broadcast(node, id, dims, wanted));
-        return tensor;
-      }
-      case Value::Kind::computed:
-        LAWSON_CHECK(check_broadcast(node, id, known.dims, wanted));
-        return known.tensor;
-      case Value::Kind::constant:
-        return scalar(known.constant, compute == Type::BOOLEAN ? Type::INT32 : compute);
-      case Value::Kind::iota:
-        return iota(node, id, wanted);
-      case Value::Kind::none:
-        break;
-    }
-    return refuse("operand", node, "an operand has no value");
-  }
-
-  Status check_broadcast(const ir::Node& node, ir::TensorId id, const Dims3& dims,
-                         const Dims3& wanted) const {
-    for (std::size_t i = 0; i < 3; ++i) {
-      if (dims[i] != 1 && dims[i] != wanted[i]) {
-        return refuse(
-            "rank", node,
-            fmt::format("{} {} broadcasts over only some of the leading dims of {}, which "
-                        "cuDNN sees as one batch dim",
-                        tensor_of(id).name, to_string(tensor_of(id).shape),
-                        to_string(tensor_of(node.outputs[0]).shape)));
-      }
-    }
-    return {};
-  }
-
-  // cuDNN's index generator takes its shape from a tensor: the other operand.
-  Result<TensorPtr> iota(const ir::Node& node, ir::TensorId id, const Dims3& wanted) {
-    const auto axis = fold_axis(tensor_of(id).shape, value(id).axis);
-    if (!axis) {
-      return refuse("iota", node, "its axis is one of several leading dims above 1");
-    }
-    for (const ir::TensorId other : node.inputs) {
-      if (other == id || other == ir::kNone) continue;
-      const Value& shape = value(other);
-      TensorPtr tensor;
-      Dims3 dims{};
-      if (shape.kind == Value::Kind::computed) {
-        tensor = shape.tensor;
-        dims = shape.dims;
-      } else if (shape.kind == Value::Kind::memory) {
-        LAWSON_TRY(tensor, memory_tensor(node, shape, dims));
-      }
-      if (tensor == nullptr || dims != wanted) continue;
-      const TensorPtr index = target_.pointwise(tensor, Pointwise()
-                                                            .set_name("iota")
-                                                            .set_mode(Mode::GEN_INDEX)
-                                                            .set_axis(*axis)
-                                                            .set_compute_data_type(Type::INT32));
-      index->set_dim(dims_of(wanted))
-          .set_stride(dims_of(packed_strides(wanted)))
-          .set_data_type(Type::INT32);
-      return index;
-    }
-    return refuse("iota", node,
-                  "cuDNN makes indices only beside another operand of the result's full shape");
-  }
-
-  // ---- Results ---------------------------------------------------------------------------------
-
-  TensorPtr virtual_pointwise(Mode mode, const std::vector<TensorPtr>& operands, const Dims3& dims,
-                              Type type, Type compute, Pointwise attributes = {}) {
-    attributes.set_mode(mode).set_compute_data_type(compute).set_name(
-        fmt::format("op{}", ++op_count_));
-    TensorPtr result;
-    if (operands.size() == 1) {
-      result = target_.pointwise(operands[0], attributes);
-    } else if (operands.size() == 2) {
-      result = target_.pointwise(operands[0], operands[1], attributes);
-    } else {
-      result = target_.pointwise(operands[0], operands[1], operands[2], attributes);
-    }
-    result->set_dim(dims_of(dims)).set_stride(dims_of(packed_strides(dims))).set_data_type(type);
-    return result;
-  }
-
-  // Gives the result of a node its shape and, for an output, its memory.
-  Status finish(const ir::Node& node, const TensorPtr& tensor,
-                const std::optional<Layout>& output_layout = std::nullopt) {
-    const ir::TensorId id = node.outputs[0];
-    Value& result = value(id);
-    result.kind = Value::Kind::computed;
-    result.tensor = tensor;
-    result.dims = fold_shape(tensor_of(id).shape);
-    result.type = carried_type(id);
-    const Sink* sink = sink_of(id);
-    if (sink == nullptr) {
-      tensor->set_dim(dims_of(result.dims))
-          .set_stride(dims_of(packed_strides(result.dims)))
-          .set_data_type(result.type);
-      return {};
-    }
-    const ir::Tensor& output = tensor_of(sink->output);
-    const auto folded = fold_layout(output_layout ? *output_layout : sink->layout);
-    if (!folded) {
-      return refuse("rank", node,
-                    fmt::format("the leading dims of output {} {} (strides {}) cannot be one batch "
-                                "dim; cuDNN's matmul fusions have rank 3",
-                                output.name, to_string(output.shape), to_string(output.strides)));
-    }
-    result.dims = folded->dims;
-    result.type = type_of(output.dtype);
-    tensor->set_output(true)
-        .set_uid(ir::Graph::uid(sink->output))
-        .set_name(output.name)
-        .set_dim(dims_of(folded->dims))
-        .set_stride(dims_of(folded->strides))
-        .set_data_type(result.type)
-        .set_alignment(output.alignment);
-    return {};
-  }
-
-  Status finish_pointwise(const ir::Node& node, Mode mode, const std::vector<ir::TensorId>& inputs,
-                          Pointwise attributes = {}) {
-    const Dims3 dims = fold_shape(tensor_of(node.outputs[0]).shape);
-    const Type compute = compute_type(node);
-    std::vector<TensorPtr> operands;
-    for (const ir::TensorId id : inputs) {
-      LAWSON_TRY(TensorPtr tensor, operand(node, id, compute, dims));
-      operands.push_back(std::move(tensor));
-    }
-    return finish(
-        node, virtual_pointwise(mode, operands, dims, Type::FLOAT, compute, std::move(attributes)));
-  }
-
-  // f64 when anything is, i32 among integers, else f32.
-  Type compute_type(const ir::Node& node) const {
-    bool integers = true;
-    const auto look = [&](ir::TensorId id) {
-      if (id == ir::kNone || tensor_of(id).dtype == DType::boolean) return false;
-      integers = integers && is_integer(tensor_of(id).dtype);
-      return tensor_of(id).dtype == DType::f64;
-    };
-    bool wide = false;
-    for (const ir::TensorId id : node.inputs) wide = look(id) || wide;
-    for (const ir::TensorId id : node.outputs) wide = look(id) || wide;
-    return wide ? Type::DOUBLE : integers ? Type::INT32 : Type::FLOAT;
-  }
-
-  // A boolean result: bits inside the kernel, bytes in memory.
-  Status finish_boolean(const ir::Node& node, Mode mode, Type compute) {
-    const Dims3 dims = fold_shape(tensor_of(node.outputs[0]).shape);
-    std::vector<TensorPtr> operands;
-    for (const ir::TensorId id : node.inputs) {
-      LAWSON_TRY(TensorPtr tensor, operand(node, id, compute, dims));
-      operands.push_back(std::move(tensor));
-    }
-    const TensorPtr bits = virtual_pointwise(mode, operands, dims, Type::BOOLEAN, compute);
-    return store_boolean(node, bits, dims);
-  }
-
-  Status store_boolean(const ir::Node& node, const TensorPtr& bits, const Dims3& dims) {
-    const ir::TensorId id = node.outputs[0];
-    if (sink_of(id) != nullptr) {
-      const TensorPtr bytes = virtual_pointwise(
-          Mode::BINARY_SELECT, {scalar(1, Type::INT32), scalar(0, Type::INT32), bits}, dims,
-          Type::UINT8, Type::INT32);
-      LAWSON_CHECK(finish(node, bytes));
-      bytes->set_data_type(Type::UINT8);
-    }
-    Value& result = value(id);
-    result.kind = Value::Kind::computed;
-    result.tensor = bits;
-    result.dims = dims;
-    result.type = Type::BOOLEAN;
-    return {};
-  }
-
-  // ---- Nodes -----------------------------------------------------------------------------------
+  using NormLowering::lower_op;
+  using PointwiseLowering::lower_op;
 
   Status lower(const ir::Node& node) {
     return std::visit([&](const auto& op) { return lower_op(node, op); }, node.op);
   }
 
+  // ---- Products --------------------------------------------------------------------------------
+
   Status lower_op(const ir::Node& node, const ir::Matmul&) {
     LAWSON_TRY(const TensorPtr a, matmul_operand(node, node.inputs[0]));
     LAWSON_TRY(const TensorPtr b, matmul_operand(node, node.inputs[1]));
+    const DType dtype = tensor_of(node.inputs[0]).dtype;
+    const Type compute = is_integer(dtype) ? Type::INT32
+                         : dtype == DType::f64 || tensor_of(node.inputs[1]).dtype == DType::f64
+                             ? Type::DOUBLE
+                             : Type::FLOAT;
+    return multiply(node, a, b, compute);
+  }
+
+  Status multiply(const ir::Node& node, const TensorPtr& a, const TensorPtr& b, Type compute) {
     const Dims3 dims = fold_shape(tensor_of(node.outputs[0]).shape);
     for (const TensorPtr& factor : {a, b}) {
       const std::int64_t batch = factor->get_dim()[0];
@@ -417,11 +60,6 @@ class FusionLowering {
                         batch, dims[0]));
       }
     }
-    const DType dtype = tensor_of(node.inputs[0]).dtype;
-    const Type compute = is_integer(dtype) ? Type::INT32
-                         : dtype == DType::f64 || tensor_of(node.inputs[1]).dtype == DType::f64
-                             ? Type::DOUBLE
-                             : Type::FLOAT;
     const TensorPtr product = target_.matmul(a, b,
                                              fe::graph::Matmul_attributes()
                                                  .set_name(tensor_of(node.outputs[0]).name)
@@ -438,7 +76,8 @@ class FusionLowering {
     if (known.kind == Value::Kind::memory) {
       LAWSON_TRY(tensor, memory_tensor(node, known, real));
     } else if (known.kind != Value::Kind::computed) {
-      return refuse("matmul_operand", node, "an operand is a constant or an index, not a tensor");
+      return refuse("matmul_operand", node,
+                    fmt::format("{} is a constant or an index, not a tensor", tensor_of(id).name));
     }
     if (real[1] != dims[1] || real[2] != dims[2]) {
       return refuse("matmul_operand", node,
@@ -446,249 +85,241 @@ class FusionLowering {
                                 tensor_of(id).name));
     }
     if (known.kind == Value::Kind::computed && known.type != type_of(tensor_of(id).dtype)) {
-      tensor = virtual_pointwise(Mode::IDENTITY, {tensor}, real, type_of(tensor_of(id).dtype),
-                                 Type::FLOAT);
+      tensor = virtual_pointwise(Mode::IDENTITY, {tensor}, real, type_of(tensor_of(id).dtype));
     }
     return tensor;
   }
 
-  Status lower_op(const ir::Node& node, const ir::Convert&) {
+  // Block-scaled operands are dequantised on the way into the tensor cores of compute capability
+  // 10.0 and newer.
+  Status lower_op(const ir::Node& node, const ir::ScaledMatmul& op) {
+    using Scaled = ir::ScaledMatmul;
+    if (device_.compute_capability < 1000) {
+      return refuse("compute_capability", node,
+                    fmt::format("{} has compute capability {}; block-scaled products need 10.0 or "
+                                "newer",
+                                device_.name, compute_capability_text(device_.compute_capability)));
+    }
+    LAWSON_CHECK(check_block_scales(node, op));
+    LAWSON_TRY(const TensorPtr a, scaled_operand(node, op, Scaled::a, Scaled::a_scale));
+    LAWSON_TRY(const TensorPtr b, scaled_operand(node, op, Scaled::b, Scaled::b_scale));
+    return multiply(node, a, b, Type::FLOAT);
+  }
+
+  Status check_block_scales(const ir::Node& node, const ir::ScaledMatmul& op) const {
+    using Scaled = ir::ScaledMatmul;
+    const auto dtype = [&](Scaled::In slot) { return tensor_of(node.inputs[slot]).dtype; };
+    const bool four = dtype(Scaled::a) == DType::f4e2m1 && dtype(Scaled::b) == DType::f4e2m1;
+    const bool eight = dtype(Scaled::a) != DType::f4e2m1 && dtype(Scaled::b) != DType::f4e2m1;
+    const auto scaled_by = [&](DType scale, std::int64_t block) {
+      return dtype(Scaled::a_scale) == scale && dtype(Scaled::b_scale) == scale &&
+             op.block == block;
+    };
+    const bool known = (eight && scaled_by(DType::f8e8m0, 32)) ||
+                       (four && (scaled_by(DType::f8e4m3, 16) || scaled_by(DType::f8e8m0, 32)));
+    if (!known) {
+      return refuse(
+          "block_scale", node,
+          fmt::format("{} x {} with {} and {} scales per {}; cuDNN takes MXFP8 (FP8 with f8e8m0 "
+                      "per 32), NVFP4 (f4e2m1 with f8e4m3 per 16) and MXFP4 (f4e2m1 with f8e8m0 "
+                      "per 32)",
+                      to_string(dtype(Scaled::a)), to_string(dtype(Scaled::b)),
+                      to_string(dtype(Scaled::a_scale)), to_string(dtype(Scaled::b_scale)),
+                      op.block));
+    }
+    if (!op.swizzled) {
+      return refuse("block_scale", node,
+                    "swizzled = false; the tensor cores read scales in blocks of 128 rows by 4 "
+                    "(swizzled = true), and what cuDNN makes of another order has not been "
+                    "measured");
+    }
+    return {};
+  }
+
+  Result<TensorPtr> scaled_operand(const ir::Node& node, const ir::ScaledMatmul& op,
+                                   std::size_t slot, std::size_t scale_slot) {
+    const bool right = slot == ir::ScaledMatmul::b;
+    for (const std::size_t each : {slot, scale_slot}) {
+      if (value(node.inputs[each]).kind == Value::Kind::memory) continue;
+      return refuse("matmul_operand", node,
+                    fmt::format("{} is computed inside the fusion; cuDNN reads block-scaled "
+                                "operands and their scales from memory",
+                                tensor_of(node.inputs[each]).name));
+    }
+    const Value& known = value(node.inputs[slot]);
+    Dims3 dims{};
+    LAWSON_TRY(const TensorPtr values, memory_tensor(node, known, dims));
+    LAWSON_CHECK(check_scaled_layout(node, known, values->get_stride(), right));
+    LAWSON_TRY(const TensorPtr scales, scales_tensor(node, node.inputs[scale_slot], right));
+    const auto block = static_cast<std::int32_t>(op.block);
+    const TensorPtr result = target_.block_scale_dequantize(
+        values, scales,
+        fe::graph::Block_scale_dequantize_attributes()
+            .set_block_size(right ? std::vector<std::int32_t>{block, 1}
+                                  : std::vector<std::int32_t>{1, block})
+            .set_is_negative_scale(false)
+            .set_compute_data_type(Type::FLOAT)
+            .set_name(fmt::format("dequantize{}", right ? 1 : 0)));
+    result->set_data_type(Type::FLOAT);
+    return result;
+  }
+
+  // Rows of 16 bytes at a time; 4-bit values with K contiguous.
+  Status check_scaled_layout(const ir::Node& node, const Value& known, const Dims& strides,
+                             bool right) const {
+    const ir::Tensor& tensor = tensor_of(known.source);
+    const int width = bit_width(tensor.dtype);
+    const std::size_t along_k = right ? 1 : 2;
+    if (width < 8 && strides[along_k] != 1) {
+      return refuse(
+          "strides", node,
+          fmt::format("{} (strides {}) is {}; its elements along K have to lie side by "
+                      "side",
+                      tensor.name, to_string(known.layout.strides), to_string(tensor.dtype)));
+    }
+    const std::size_t contiguous = strides[along_k] == 1 ? along_k : 3 - along_k;
+    for (const std::size_t axis : {std::size_t{0}, 3 - contiguous}) {
+      if (strides[contiguous] == 1 && strides[axis] * width % 128 == 0) continue;
+      return refuse(
+          "strides", node,
+          fmt::format("{} {} has strides {}; cuDNN reads block-scaled operands 16 bytes "
+                      "at a time, and each of its rows has to begin at a multiple of "
+                      "them",
+                      tensor.name, to_string(known.layout.shape), to_string(known.layout.strides)));
+    }
+    return {};
+  }
+
+  // The order of the scales in memory is the tensor cores'; strides only say that they are packed.
+  Result<TensorPtr> scales_tensor(const ir::Node& node, ir::TensorId id, bool right) {
+    Value known = value(id);
+    const std::size_t rank = known.layout.shape.size();
+    Dims order(rank);
+    for (std::size_t i = 0; i < rank; ++i) order[i] = static_cast<std::int64_t>(i);
+    const bool rows = is_packed(known.layout, order);
+    std::swap(order[rank - 2], order[rank - 1]);
+    if (!rows && !is_packed(known.layout, order)) {
+      return refuse(
+          "strides", node,
+          fmt::format("scales {} {} have strides {}; they have to lie packed", tensor_of(id).name,
+                      to_string(known.layout.shape), to_string(known.layout.strides)));
+    }
+    known.layout.strides = contiguous_strides(known.layout.shape);
+    if (right) {
+      known.layout.strides[rank - 2] = 1;
+      known.layout.strides[rank - 1] = known.layout.shape[rank - 2];
+    }
+    Dims3 dims{};
+    return memory_tensor(node, known, dims, /*swizzled=*/true);
+  }
+
+  // ---- Reductions ------------------------------------------------------------------------------
+
+  Status lower_op(const ir::Node& node, const ir::Reduce& op) {
     const ir::TensorId from = node.inputs[0];
-    const ir::TensorId to = node.outputs[0];
-    const Value& known = value(from);
-    if (tensor_of(to).dtype == DType::boolean) {
-      if (tensor_of(from).dtype == DType::boolean) return alias(node);
-      const Type compute = compute_type(node);
-      const Dims3 dims = fold_shape(tensor_of(to).shape);
-      LAWSON_TRY(const TensorPtr tensor, operand(node, from, compute, dims));
-      return store_boolean(node,
-                           virtual_pointwise(Mode::CMP_NEQ, {tensor, scalar(0, compute)}, dims,
-                                             Type::BOOLEAN, compute),
-                           dims);
+    const ir::Tensor& x = tensor_of(from);
+    const ir::Tensor& y = tensor_of(node.outputs[0]);
+    // The result with its reduced axes kept as 1, and the output's memory seen that way.
+    Dims kept = x.shape;
+    for (const std::int64_t axis : op.axes) kept[static_cast<std::size_t>(axis)] = 1;
+    LAWSON_CHECK(check_reduced_axes(node, op, x.shape));
+    const Sink* sink = sink_of(node.outputs[0]);
+    if (sink == nullptr || readers_[at(node.outputs[0])] != 0) {
+      return refuse(
+          "reduction", node,
+          "its result is used by another operation; cuDNN takes reductions only at the exit");
     }
-    if (known.kind == Value::Kind::constant || known.kind == Value::Kind::iota) {
-      if (sink_of(to) == nullptr) return alias(node);
-    }
-    if (known.kind == Value::Kind::computed && sink_of(to) == nullptr &&
-        known.type == carried_type(to)) {
-      return alias(node);
-    }
-    if (tensor_of(from).dtype == DType::boolean) {
-      const Type compute = is_integer(tensor_of(to).dtype) ? Type::INT32 : Type::FLOAT;
-      const Dims3 dims = fold_shape(tensor_of(to).shape);
-      LAWSON_TRY(const TensorPtr bits, operand(node, from, compute, dims));
-      return finish(node, virtual_pointwise(Mode::BINARY_SELECT,
-                                            {scalar(1, compute), scalar(0, compute), bits}, dims,
-                                            Type::FLOAT, compute));
-    }
-    return finish_pointwise(node, Mode::IDENTITY, {from});
-  }
-
-  // The same value under another name; an output of it is a copy.
-  Status alias(const ir::Node& node) {
-    const ir::TensorId from = node.inputs[0];
-    const ir::TensorId to = node.outputs[0];
-    if (sink_of(to) == nullptr) {
-      value(to) = value(from);
-      return {};
-    }
-    if (tensor_of(to).dtype == DType::boolean) {
-      const Dims3 dims = fold_shape(tensor_of(to).shape);
-      LAWSON_TRY(const TensorPtr bits, operand(node, from, Type::INT32, dims));
-      return store_boolean(node, bits, dims);
-    }
-    return finish_pointwise(node, Mode::IDENTITY, {from});
-  }
-
-  Status lower_op(const ir::Node& node, const ir::Unary& op) {
-    using ir::UnaryKind;
-    Pointwise attributes;
-    Mode mode = Mode::NOT_SET;
-    std::string_view missing;
-    switch (op.kind) {
-      case UnaryKind::neg:
-        mode = Mode::NEG;
-        break;
-      case UnaryKind::abs:
-        mode = Mode::ABS;
-        break;
-      case UnaryKind::exp:
-        mode = Mode::EXP;
-        break;
-      case UnaryKind::log:
-        mode = Mode::LOG;
-        break;
-      case UnaryKind::log1p:
-        missing = "log(1 + x) would lose accuracy near 0";
-        break;
-      case UnaryKind::expm1:
-        missing = "exp(x) - 1 would lose accuracy near 0";
-        break;
-      case UnaryKind::sqrt:
-        mode = Mode::SQRT;
-        break;
-      case UnaryKind::rsqrt:
-        mode = Mode::RSQRT;
-        break;
-      case UnaryKind::reciprocal:
-        mode = Mode::RECIPROCAL;
-        break;
-      case UnaryKind::sin:
-        mode = Mode::SIN;
-        break;
-      case UnaryKind::cos:
-        mode = Mode::COS;
-        break;
-      case UnaryKind::tan:
-        mode = Mode::TAN;
-        break;
-      case UnaryKind::tanh:
-        mode = Mode::TANH_FWD;
-        break;
-      case UnaryKind::erf:
-        mode = Mode::ERF;
-        break;
-      case UnaryKind::ceil:
-        mode = Mode::CEIL;
-        break;
-      case UnaryKind::floor:
-        mode = Mode::FLOOR;
-        break;
-      case UnaryKind::round:
-        missing = "floor and ceil are the nearest it has";
-        break;
-      case UnaryKind::sign:
-        missing = "two comparisons and selects say the same";
-        break;
-      case UnaryKind::sigmoid:
-        mode = Mode::SIGMOID_FWD;
-        break;
-      case UnaryKind::relu:
-        mode = Mode::RELU_FWD;
-        break;
-      case UnaryKind::leaky_relu:
-        mode = Mode::RELU_FWD;
-        attributes.set_relu_lower_clip_slope(static_cast<float>(op.parameter));
-        break;
-      case UnaryKind::relu6:
-        mode = Mode::RELU_FWD;
-        attributes.set_relu_upper_clip(6.0F);
-        break;
-      case UnaryKind::elu:
-        mode = Mode::ELU_FWD;
-        attributes.set_elu_alpha(static_cast<float>(op.parameter));
-        break;
-      case UnaryKind::softplus:
-        mode = Mode::SOFTPLUS_FWD;
-        break;
-      case UnaryKind::silu:
-        mode = Mode::SWISH_FWD;
-        attributes.set_swish_beta(1.0F);
-        break;
-      case UnaryKind::gelu:
-        mode = Mode::GELU_FWD;
-        break;
-      case UnaryKind::gelu_tanh:
-        mode = Mode::GELU_APPROX_TANH_FWD;
-        break;
-    }
-    if (mode == Mode::NOT_SET) {
-      return refuse("op_not_in_cudnn", node,
-                    fmt::format("cuDNN has no such pointwise operation; {}", missing));
-    }
-    return finish_pointwise(node, mode, {node.inputs[0]}, std::move(attributes));
-  }
-
-  Status lower_op(const ir::Node& node, const ir::Binary& op) {
-    using ir::BinaryKind;
-    Mode mode = Mode::NOT_SET;
-    switch (op.kind) {
-      case BinaryKind::add:
-        mode = Mode::ADD;
-        break;
-      case BinaryKind::sub:
-        mode = Mode::SUB;
-        break;
-      case BinaryKind::mul:
-        mode = Mode::MUL;
-        break;
-      case BinaryKind::div:
-        mode = Mode::DIV;
-        break;
-      case BinaryKind::pow:
-        mode = Mode::POW;
-        break;
-      case BinaryKind::min:
-        mode = Mode::MIN;
-        break;
-      case BinaryKind::max:
-        mode = Mode::MAX;
-        break;
-      case BinaryKind::mod:
-        return refuse("op_not_lowered", node,
-                      "mod has the sign of the dividend, and whether cuDNN's remainder has it was "
-                      "not measured");
-    }
-    return finish_pointwise(node, mode, {node.inputs[0], node.inputs[1]});
-  }
-
-  Status lower_op(const ir::Node& node, const ir::CacheAppend&) {
-    return refuse("op_not_lowered", node,
-                  "cuDNN appends to a cache only before the attention that reads it");
-  }
-
-  Status lower_op(const ir::Node& node, const ir::Compare& op) {
-    using ir::CompareKind;
-    Mode mode = Mode::CMP_EQ;
-    switch (op.kind) {
-      case CompareKind::eq:
-        mode = Mode::CMP_EQ;
-        break;
-      case CompareKind::ne:
-        mode = Mode::CMP_NEQ;
-        break;
-      case CompareKind::lt:
-        mode = Mode::CMP_LT;
-        break;
-      case CompareKind::le:
-        mode = Mode::CMP_LE;
-        break;
-      case CompareKind::gt:
-        mode = Mode::CMP_GT;
-        break;
-      case CompareKind::ge:
-        mode = Mode::CMP_GE;
-        break;
-    }
-    return finish_boolean(node, mode, compute_type(node));
-  }
-
-  Status lower_op(const ir::Node& node, const ir::Logical& op) {
-    const Mode mode = op.kind == ir::LogicalKind::and_  ? Mode::LOGICAL_AND
-                      : op.kind == ir::LogicalKind::or_ ? Mode::LOGICAL_OR
-                                                        : Mode::LOGICAL_NOT;
-    return finish_boolean(node, mode, Type::BOOLEAN);
-  }
-
-  Status lower_op(const ir::Node& node, const ir::Select&) {
-    return finish_pointwise(node, Mode::BINARY_SELECT,
-                            {node.inputs[1], node.inputs[2], node.inputs[0]});
-  }
-
-  Status lower_op(const ir::Node& node, const ir::Clamp& op) {
-    const Dims3 dims = fold_shape(tensor_of(node.outputs[0]).shape);
+    const std::optional<Layout> layout = reshape_layout(sink->layout, kept);
+    if (!layout) return refuse("reduction", node, "the output's strides do not allow it");
+    LAWSON_TRY(const fe::ReductionMode_t mode, reduction_mode(node, op.kind));
     const Type compute = compute_type(node);
-    LAWSON_TRY(const TensorPtr x, operand(node, node.inputs[0], compute, dims));
-    const TensorPtr above =
-        virtual_pointwise(Mode::MAX, {x, scalar(op.min, compute)}, dims,
-                          compute == Type::INT32 ? Type::INT32 : compute, compute);
-    return finish(node, virtual_pointwise(Mode::MIN, {above, scalar(op.max, compute)}, dims,
-                                          Type::FLOAT, compute));
+    const Dims3 whole = fold_shape(x.shape);
+    LAWSON_TRY(TensorPtr tensor, operand(node, from, compute, whole));
+    if (op.kind == ir::ReduceKind::norm1) {
+      tensor = virtual_pointwise(Mode::ABS, {tensor}, whole, compute, compute);
+    } else if (op.kind == ir::ReduceKind::mean) {
+      LAWSON_TRY(tensor, divided(node, op, tensor, whole, compute));
+    }
+    const TensorPtr result = target_.reduction(
+        tensor,
+        fe::graph::Reduction_attributes().set_name(y.name).set_mode(mode).set_compute_data_type(
+            compute));
+    LAWSON_CHECK(finish(node, result, layout));
+    value(node.outputs[0]).dims = fold_shape(kept);
+    return {};
   }
+
+  Status check_reduced_axes(const ir::Node& node, const ir::Reduce& op, const Dims& shape) const {
+    const auto rank = static_cast<std::int64_t>(shape.size());
+    std::int64_t reduced = 0;
+    for (const std::int64_t axis : op.axes) reduced += axis < rank - 2 ? 1 : 0;
+    for (const std::int64_t axis : op.axes) {
+      if (axis < rank - 2 && reduced != rank - 2 && !fold_axis(shape, axis)) {
+        return refuse("rank", node,
+                      fmt::format("it reduces some of the leading dims of {}, which cuDNN sees as "
+                                  "one batch dim",
+                                  to_string(shape)));
+      }
+    }
+    return {};
+  }
+
+  Result<fe::ReductionMode_t> reduction_mode(const ir::Node& node, ir::ReduceKind kind) const {
+    using ir::ReduceKind;
+    switch (kind) {
+      case ReduceKind::sum:
+      case ReduceKind::mean:   // of what is divided before
+      case ReduceKind::norm1:  // of magnitudes
+        return fe::ReductionMode_t::ADD;
+      case ReduceKind::max:
+        return fe::ReductionMode_t::MAX;
+      case ReduceKind::min:
+        return fe::ReductionMode_t::MIN;
+      case ReduceKind::prod:
+        return fe::ReductionMode_t::MUL;
+      case ReduceKind::amax:
+        return fe::ReductionMode_t::AMAX;
+      case ReduceKind::norm2:
+        break;
+    }
+    return refuse("op_not_in_cudnn", node,
+                  "cuDNN's fusions have no such reduction, and take nothing (a square root) behind "
+                  "one");
+  }
+
+  // cuDNN has no mean and takes nothing behind a reduction: each element is divided before. One
+  // more rounding each, within what a mean's own division may add; none for powers of two.
+  Result<TensorPtr> divided(const ir::Node& node, const ir::Reduce& op, const TensorPtr& x,
+                            const Dims3& dims, Type compute) {
+    std::int64_t count = 1;
+    for (const std::int64_t axis : op.axes) {
+      count *= tensor_of(node.inputs[0]).shape[static_cast<std::size_t>(axis)];
+    }
+    if (compute == Type::INT32) {
+      return refuse("data_type", node, "the mean of integers; convert them to a float type first");
+    }
+    if (graph_.strict && (count & (count - 1)) != 0) {
+      return refuse("strict", node,
+                    fmt::format("strict = true: cuDNN has no mean, and a sum of elements divided "
+                                "by {} before rounds each of them; powers of two do not",
+                                count));
+    }
+    if (count == 1) return x;
+    rewritten("mean_as_sum");
+    return virtual_pointwise(Mode::MUL, {x, scalar(1.0 / static_cast<double>(count), compute)},
+                             dims, compute, compute);
+  }
+
+  // ---- Views and values without operands -------------------------------------------------------
 
   Status lower_op(const ir::Node& node, const ir::Iota& op) {
     if (sink_of(node.outputs[0]) != nullptr) {
       return refuse("iota", node, "cuDNN makes indices only beside another operand");
+    }
+    if (!has_product_) {
+      return refuse("iota", node,
+                    "cuDNN 9.19 makes indices only in a fusion with a matmul; give them as an "
+                    "input");
     }
     Value& result = value(node.outputs[0]);
     result.kind = Value::Kind::iota;
@@ -749,8 +380,9 @@ class FusionLowering {
       if (real != dims) {
         return refuse("view", node, "an output that only repeats an input has nothing to fuse");
       }
-      return finish(node,
-                    virtual_pointwise(Mode::IDENTITY, {tensor}, dims, Type::FLOAT, Type::FLOAT));
+      if (tensor_of(to).dtype == DType::boolean) return store_boolean(node, tensor, dims);
+      return finish(
+          node, virtual_pointwise(Mode::IDENTITY, {tensor}, dims, Type::FLOAT, compute_type(node)));
     }
     // Of a computed value: only what changes nothing in rank 3, or a broadcast that the reader
     // does.
@@ -768,90 +400,11 @@ class FusionLowering {
                               tensor_of(from).name));
   }
 
-  Status lower_op(const ir::Node& node, const ir::Reduce& op) {
-    using ir::ReduceKind;
-    const ir::TensorId from = node.inputs[0];
-    const ir::Tensor& x = tensor_of(from);
-    const ir::Tensor& y = tensor_of(node.outputs[0]);
-    // The result with its reduced axes kept as 1, and the output's memory seen that way.
-    Dims kept = x.shape;
-    for (const std::int64_t axis : op.axes) kept[static_cast<std::size_t>(axis)] = 1;
-    for (const std::int64_t axis : op.axes) {
-      const auto rank = static_cast<std::int64_t>(x.shape.size());
-      if (rank - 1 - axis >= 2 && !fold_axis(x.shape, axis)) {
-        std::int64_t reduced_lead = 0;
-        for (const std::int64_t other : op.axes) reduced_lead += other < rank - 2 ? 1 : 0;
-        if (reduced_lead != rank - 2) {
-          return refuse(
-              "rank", node,
-              fmt::format("it reduces some of the leading dims of {}, which cuDNN sees as "
-                          "one batch dim",
-                          to_string(x.shape)));
-        }
-      }
-    }
-    const Sink* sink = sink_of(node.outputs[0]);
-    if (sink == nullptr && !op.keepdims && fold_shape(kept) != fold_shape(y.shape)) {
-      return refuse(
-          "reduction", node,
-          "its result is used by another operation; cuDNN takes reductions only at the exit");
-    }
-    std::optional<Layout> layout;
-    if (sink != nullptr) {
-      layout = reshape_layout(sink->layout, kept);
-      if (!layout) return refuse("reduction", node, "the output's strides do not allow it");
-    }
-    fe::ReductionMode_t mode = fe::ReductionMode_t::ADD;
-    bool absolute = false;
-    switch (op.kind) {
-      case ReduceKind::sum:
-        mode = fe::ReductionMode_t::ADD;
-        break;
-      case ReduceKind::max:
-        mode = fe::ReductionMode_t::MAX;
-        break;
-      case ReduceKind::min:
-        mode = fe::ReductionMode_t::MIN;
-        break;
-      case ReduceKind::mean:
-        mode = fe::ReductionMode_t::AVG;
-        break;
-      case ReduceKind::prod:
-        mode = fe::ReductionMode_t::MUL;
-        break;
-      case ReduceKind::amax:
-        mode = fe::ReductionMode_t::AMAX;
-        break;
-      case ReduceKind::norm1:
-        absolute = true;
-        break;
-      case ReduceKind::norm2:
-        return refuse("op_not_in_cudnn", node,
-                      "cuDNN's fusions have no such reduction, and take nothing (a square root) "
-                      "behind one");
-    }
-    const Type compute = compute_type(node);
-    const Dims3 whole = fold_shape(x.shape);
-    LAWSON_TRY(TensorPtr tensor, operand(node, from, compute, whole));
-    if (absolute) tensor = virtual_pointwise(Mode::ABS, {tensor}, whole, compute, compute);
-    const TensorPtr result = target_.reduction(
-        tensor,
-        fe::graph::Reduction_attributes().set_name(y.name).set_mode(mode).set_compute_data_type(
-            compute));
-    LAWSON_CHECK(finish(node, result, layout));
-    const Dims3 dims = fold_shape(kept);
-    value(node.outputs[0]).dims = dims;
-    result->set_dim(dims_of(dims));
-    if (sink == nullptr) result->set_stride(dims_of(packed_strides(dims)));
-    return {};
+  Status lower_op(const ir::Node& node, const ir::Concat&) {
+    return refuse("concat", node,
+                  "no engine of cuDNN 9.19 takes its concatenation; only results that are computed "
+                  "here, go nowhere else and end in an output are stored side by side");
   }
-
-  Status lower_op(const ir::Node& node, const ir::ScaledMatmul&) { return not_there(node); }
-  Status lower_op(const ir::Node& node, const ir::UnaryGrad&) { return not_there(node); }
-  Status lower_op(const ir::Node& node, const ir::Concat&) { return not_there(node); }
-  Status lower_op(const ir::Node& node, const ir::Norm&) { return not_there(node); }
-  Status lower_op(const ir::Node& node, const ir::NormBackward&) { return not_there(node); }
-  Status not_there(const ir::Node& node) { return refuse("op", node, "not lowered to cuDNN"); }
 
   Status lower_op(const ir::Node& node, const ir::Attention&) {
     return refuse("attention_with_other_ops", node, "cuDNN takes attention alone in a graph");
@@ -859,17 +412,12 @@ class FusionLowering {
   Status lower_op(const ir::Node& node, const ir::AttentionBackward&) {
     return refuse("attention_with_other_ops", node, "cuDNN takes attention alone in a graph");
   }
+  Status lower_op(const ir::Node& node, const ir::CacheAppend&) {
+    return refuse("op_not_lowered", node,
+                  "cuDNN appends to a cache only before the attention that reads it");
+  }
 
-  const ir::Graph& graph_;
-  FrontendGraph& target_;
-  Supplies& supplies_;
-  std::vector<Value> values_;
-  std::vector<bool> exact_;
-  std::vector<bool> absorbed_nodes_;
-  std::map<ir::TensorId, Sink> sinks_;
-  std::map<ir::TensorId, bool> used_inputs_;
-  std::map<std::tuple<ir::TensorId, Dims3, Dims3, std::int64_t>, TensorPtr> memory_tensors_;
-  int op_count_ = 0;
+  const Device& device_;
 };
 
 }  // namespace lawson::cudnn

@@ -288,13 +288,82 @@ std::string reduced_dtypes(const ir::Graph& graph) {
     const bool follows = !node.inputs.empty() &&
                          std::find(reduced.begin(), reduced.end(), node.inputs[0]) != reduced.end();
     if (!std::holds_alternative<ir::Reduce>(node.op) && !follows) continue;
-    reduced.push_back(node.outputs[0]);
-    const ir::Tensor& result = graph.tensor(node.outputs[0]);
-    if (!graph.is_output(node.outputs[0]) || result.dtype == DType::f32) continue;
+    const ir::TensorId id = first_result(node);
+    reduced.push_back(id);
+    const ir::Tensor& result = graph.tensor(id);
+    if (!graph.is_output(id) || result.dtype == DType::f32) continue;
     found += fmt::format("{}{} is {}", found.empty() ? " (" : ", ", result.name,
                          to_string(result.dtype));
   }
   return found.empty() ? found : found + ")";
+}
+
+template <typename Predicate>
+const ir::Node* find_node(const ir::Graph& graph, const Predicate& predicate) {
+  const auto found = std::find_if(graph.nodes.begin(), graph.nodes.end(), predicate);
+  return found == graph.nodes.end() ? nullptr : &*found;
+}
+
+const ir::Node* find_reduction(const ir::Graph& graph) {
+  return find_node(
+      graph, [](const ir::Node& node) { return std::holds_alternative<ir::Reduce>(node.op); });
+}
+
+const ir::Node* find_product(const ir::Graph& graph) {
+  return find_node(graph, [](const ir::Node& node) {
+    return std::holds_alternative<ir::Matmul>(node.op) ||
+           std::holds_alternative<ir::ScaledMatmul>(node.op);
+  });
+}
+
+// What an engine says of one operation, in words.
+struct Told {
+  const ir::Node* node;
+  std::string sentence;
+};
+
+std::optional<Told> tell(std::string_view message, const ir::Graph& graph) {
+  const auto about = [](const ir::Node* node, std::string sentence) -> std::optional<Told> {
+    if (node == nullptr) return std::nullopt;
+    return Told{node, std::move(sentence)};
+  };
+  if (has(message, "is_input_compute_type_match")) {
+    return about(find_product(graph),
+                 "the types of the matmul's operands and its accumulation do not go together");
+  }
+  if (has(message, "yType == CUDNN_DATA_FLOAT")) {
+    return about(find_reduction(graph),
+                 "the result of a reduction must have dtype f32" + reduced_dtypes(graph));
+  }
+  if (has(message, "mathPrec != CUDNN_DATA_FLOAT")) {
+    const ir::Node* node = find_node(graph, [&](const ir::Node& each) {
+      const DType dtype = graph.tensor(first_result(each)).dtype;
+      return dtype == DType::f64 || is_integer(dtype);
+    });
+    if (node == nullptr) return std::nullopt;
+    return about(node, fmt::format("it computes in {}, and without a matmul cuDNN computes in f32 "
+                                   "alone",
+                                   to_string(graph.tensor(first_result(*node)).dtype)));
+  }
+  if (has(message, "isColumnReduction")) {
+    return about(find_reduction(graph),
+                 "without a matmul cuDNN reduces everything, the last axis, or all axes but the "
+                 "last");
+  }
+  if (has(message, "Unsupported reduction op")) {
+    return about(find_node(graph,
+                           [](const ir::Node& node) {
+                             const auto* reduce = std::get_if<ir::Reduce>(&node.op);
+                             return reduce != nullptr && reduce->kind == ir::ReduceKind::prod;
+                           }),
+                 "without a matmul cuDNN has sums, maxima and minima only");
+  }
+  if (has(message, "getDimA()[1] == 1")) {
+    return about(find_reduction(graph),
+                 "a tensor's last dim is 1; without a matmul cuDNN reduces what has a last dim "
+                 "above 1");
+  }
+  return std::nullopt;
 }
 
 // Reasons of a graph of pointwise ops and matmuls, or of attention, from what each engine said.
@@ -351,16 +420,15 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
     if (kind.starts_with("NOT_SUPPORTED")) kind.remove_prefix(13);
     if (kind.starts_with("_")) kind.remove_prefix(1);
     std::string field;
+    std::string about = subject;
     std::string sentence = message.empty() ? "no text" : message;
-    if (kind == "DATA_TYPE") {
+    if (const auto told = tell(message, graph)) {
+      sentence = told->sentence;
+      field = result_of(graph, *told->node);
+      if (told->node != find_product(graph)) about = label_of(graph, *told->node);
+    } else if (kind == "DATA_TYPE") {
       field = "dtype";
-      if (has(message, "is_input_compute_type_match")) {
-        sentence = "the types of the matmul's operands and its accumulation do not go together";
-      } else if (has(message, "yType == CUDNN_DATA_FLOAT")) {
-        sentence = "the result of a reduction must have dtype f32" + reduced_dtypes(graph);
-      } else if (facts) {
-        sentence = fmt::format("dtype = {}: {}", to_string(facts->dtype), message);
-      }
+      if (facts) sentence = fmt::format("dtype = {}: {}", to_string(facts->dtype), message);
     } else if (kind == "LAYOUT") {
       field = "strides";
     } else if (facts && facts->rule->softcap > 0 && kind == "GRAPH_PATTERN") {
@@ -368,7 +436,7 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
       sentence = fmt::format("softcap = {}: {}", facts->rule->softcap, message);
     }
     reasons.push_back({kind.empty() ? "not_supported" : lower(kind),
-                       fmt::format("{}: cuDNN's engine{} {} refuse{}: {}", subject,
+                       fmt::format("{}: cuDNN's engine{} {} refuse{}: {}", about,
                                    by_text[text].size() > 1 ? "s" : "", engines,
                                    by_text[text].size() > 1 ? "" : "s", sentence),
                        field});
@@ -382,27 +450,66 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
   return reasons;
 }
 
+// A product of which an operand is made from another product's result.
+const ir::Node* find_chained_product(const ir::Graph& graph) {
+  std::vector<bool> made(graph.tensors.size(), false);  // from a product's result
+  for (const ir::Node& node : graph.nodes) {
+    const bool reads = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ir::TensorId id) {
+      return id != ir::kNone && made[static_cast<std::size_t>(id)];
+    });
+    const bool product = std::holds_alternative<ir::Matmul>(node.op);
+    if (product && reads) return &node;
+    for (const ir::TensorId id : node.outputs) {
+      if (id != ir::kNone && (product || reads)) made[static_cast<std::size_t>(id)] = true;
+    }
+  }
+  return nullptr;
+}
+
+// "x has strides [128, 2]: ..." for a matrix of which neither rows nor columns are contiguous.
+std::string scattered_operand(const ir::Graph& graph) {
+  for (const ir::Node& node : graph.nodes) {
+    if (!std::holds_alternative<ir::Matmul>(node.op)) continue;
+    for (const ir::TensorId id : node.inputs) {
+      const ir::Tensor& tensor = graph.tensor(id);
+      const std::size_t rank = tensor.shape.size();
+      const auto lies_apart = [&](std::size_t axis) {
+        return tensor.shape[axis] > 1 && tensor.strides[axis] != 1;
+      };
+      if (graph.is_input(id) && lies_apart(rank - 1) && lies_apart(rank - 2)) {
+        return fmt::format("{} has strides {}: neither its rows nor its columns are contiguous",
+                           tensor.name, to_string(tensor.strides));
+      }
+    }
+  }
+  return "";
+}
+
 Reason build_reason(const StageError& failure, const std::string& subject, const ir::Graph& graph,
                     const Device& device) {
-  const auto products = std::count_if(
-      graph.nodes.begin(), graph.nodes.end(),
-      [](const ir::Node& node) { return std::holds_alternative<ir::Matmul>(node.op); });
-  const std::string count =
-      products > 1 ? fmt::format(" with {} matmuls", products) : std::string{};
+  const std::string capability = compute_capability_text(device.compute_capability);
   if (!has(failure.text, "COMPILATION_FAILED")) {
     return {"plan_not_built",
-            fmt::format("{}{}: cuDNN accepts the graph, but its plan cannot be built for compute "
+            fmt::format("{}: cuDNN accepts the graph, but its plan cannot be built for compute "
                         "capability {}: {}",
-                        subject, count, compute_capability_text(device.compute_capability),
+                        subject, capability,
                         failure.text.empty() ? "no text" : first_line(failure.text)),
             ""};
   }
+  const ir::Node* chained = find_chained_product(graph);
+  std::string cause = scattered_operand(graph);
+  if (chained != nullptr) {
+    cause = "it is a matmul of another matmul's result: make them two graphs";
+  }
+  const ir::Node* told = chained != nullptr ? chained
+                         : cause.empty()    ? nullptr
+                                            : find_product(graph);
   return {"kernel_does_not_compile",
-          fmt::format("{}{}: cuDNN accepts the graph, but the kernel that it writes for compute "
-                      "capability {} does not compile{}",
-                      subject, count, compute_capability_text(device.compute_capability),
-                      products > 1 ? " (a matmul of another matmul's result is such a graph)" : ""),
-          ""};
+          fmt::format("{}: cuDNN accepts the graph, but the kernel that it writes for compute "
+                      "capability {} does not compile{}{}{}",
+                      chained != nullptr ? label_of(graph, *chained) : subject, capability,
+                      cause.empty() ? "" : " (", cause, cause.empty() ? "" : ")"),
+          told == nullptr ? "" : result_of(graph, *told)};
 }
 
 std::optional<Reason> workspace_reason(const std::string& text) {
@@ -533,9 +640,9 @@ std::vector<Reason> explain(const StageError& failure, const ir::Graph& graph, c
       const ir::Tensor& x = graph.tensor(node.inputs[0]);
       reasons.push_back(
           {"reduction",
-           fmt::format("{}: cuDNN {} has no op '{}' of {}{}", subject, version_text(cudnn_version),
-                       ir::op_name(node.op), to_string(x.dtype), to_string(x.shape)),
-           graph.tensor(node.outputs[0]).name});
+           fmt::format("{}: cuDNN {} has no such reduction of {}{}", label_of(graph, node),
+                       version_text(cudnn_version), to_string(x.dtype), to_string(x.shape)),
+           result_of(graph, node)});
     }
   }
   if (reasons.empty()) {
@@ -608,13 +715,14 @@ std::string subject_of(const ir::Graph& graph) {
                        facts->heads, facts->kv_heads, facts->d_qk, facts->d_v, facts->s_q,
                        facts->s_kv);
   }
-  for (const ir::Node& node : graph.nodes) {
-    if (!std::holds_alternative<ir::Matmul>(node.op)) continue;
-    const ir::Tensor& a = graph.tensor(node.inputs[0]);
-    const ir::Tensor& b = graph.tensor(node.inputs[1]);
-    return fmt::format("matmul {}{} x {}{}", to_string(a.dtype), to_string(a.shape),
-                       to_string(b.dtype), to_string(b.shape));
+  const ir::Node* node = find_product(graph);
+  if (node != nullptr) {
+    const ir::Tensor& a = graph.tensor(node->inputs[0]);
+    const ir::Tensor& b = graph.tensor(node->inputs[1]);
+    return fmt::format("{}, {}{} x {}{}", label_of(graph, *node), to_string(a.dtype),
+                       to_string(a.shape), to_string(b.dtype), to_string(b.shape));
   }
+  if (graph.nodes.size() == 1) return label_of(graph, graph.nodes.front());
   return graph.name.empty() ? "the graph" : fmt::format("graph '{}'", graph.name);
 }
 

@@ -52,7 +52,7 @@ std::vector<Reason> explain_undecided(const StageError& failure, const ir::Graph
 Error to_error(const StageError& failure, Fault fault, const Device& device);
 
 // "attention backward f32, heads 16/4, head dims 128/128, seqlens 1024/1024",
-// "matmul bf16[1,4,8] x f16[1,8,16]".
+// "op 'matmul' (p, at mlp.cpp:12), bf16[1, 4, 8] x f16[1, 8, 16]".
 std::string subject_of(const ir::Graph& graph);
 
 }  // namespace lawson::cudnn
