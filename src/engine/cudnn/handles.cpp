@@ -49,4 +49,19 @@ Result<Handle> borrow_handle(int ordinal) {
   return Handle{handle, ordinal};
 }
 
+Result<const Driver*> driver_on(const Device& device) {
+  if (!device.present() || device.kind != Device::Kind::cuda) {
+    return error(ErrorKind::unavailable, "device '{}' is not on this machine", device.name);
+  }
+  LAWSON_TRY(const Driver* driver, Driver::open());
+  LAWSON_CHECK(driver->make_current(device.ordinal));
+  return driver;
+}
+
+Result<Handle> handle_for(const Device& device) {
+  if (!device.present()) return Handle{};
+  LAWSON_CHECK(driver_on(device));
+  return borrow_handle(device.ordinal);
+}
+
 }  // namespace lawson::cudnn

@@ -5,6 +5,8 @@
 #include <utility>
 
 #include "base/status.h"
+#include "engine/cudnn/driver.h"
+#include "engine/device.h"
 
 namespace lawson::cudnn {
 
@@ -34,5 +36,10 @@ class Handle {
 Result<Handle> borrow_handle(int ordinal);
 // One that need not be created; nullopt when all are in use.
 std::optional<Handle> idle_handle(int ordinal);
+
+// The driver, with the live device's context current in this thread.
+Result<const Driver*> driver_on(const Device& device);
+// A handle on a live device, or none for a target.
+Result<Handle> handle_for(const Device& device);
 
 }  // namespace lawson::cudnn

@@ -1,0 +1,242 @@
+#include "engine/cudnn/building.h"
+
+#include <algorithm>
+#include <condition_variable>
+#include <thread>
+
+#include "engine/cudnn/control.h"
+#include "engine/cudnn/facts.h"
+#include "engine/cudnn/handles.h"
+#include "engine/cudnn/loaded_plan.h"
+#include "engine/cudnn/reasons.h"
+#include "engine/cudnn/tuning_table.h"
+
+namespace lawson::cudnn {
+namespace {
+
+constexpr int kKernelKnob = 24;  // CUDNN_KNOB_TYPE_KERNEL_CFG: the kernel, tiles and pipeline
+constexpr int kSplitKnob = 17;   // CUDNN_KNOB_TYPE_SPLIT_K_SLC: parts of K, summed afterwards
+// A product of fewer tiles than this leaves most of a GPU idle unless K is split.
+constexpr std::int64_t kFewTiles = 64;
+constexpr std::int64_t kTile = 128;
+constexpr std::int64_t kSplits[] = {2, 4, 8};
+// What quick tuning looks at: with so many on the list, the rest need not be asked for.
+constexpr std::size_t kQuick = 8;
+
+void append_new(std::vector<std::string>& list, const std::string& name) {
+  if (std::find(list.begin(), list.end(), name) == list.end()) list.push_back(name);
+}
+
+bool offers(Lowered& lowered, const std::string& name) {
+  std::size_t index = 0;
+  return !lowered.find_plan(name, index);
+}
+
+void find_preferred(Judged& judged, const Question& question) {
+  if (!judged.preferred.empty()) return;
+  if (const auto workload = workload_of(question.graph)) {
+    const auto nearest =
+        nearest_row(tuning_tables(), question.device, question.found.cudnn_version, *workload);
+    if (nearest) {
+      for (const RankedPlan& plan : nearest->row->plans) judged.preferred.push_back(plan.name);
+      judged.from_table = judged.preferred.size();
+      judged.basis = nearest->text();
+    }
+  }
+  for (const std::string& name : judged.plan_names) append_new(judged.preferred, name);
+}
+
+std::vector<std::string> configs_of(const EngineKnobs& engine, bool split) {
+  std::vector<std::string> names;
+  const auto knob = [&](int type) -> const EngineKnobs::Knob* {
+    for (const EngineKnobs::Knob& candidate : engine.knobs) {
+      if (candidate.type == type) return &candidate;
+    }
+    return nullptr;
+  };
+  const EngineKnobs::Knob* kernel = knob(kKernelKnob);
+  if (kernel == nullptr) return {fmt::format("eng{}", engine.engine)};
+  for (std::int64_t value = kernel->least; value <= kernel->most; value += kernel->step) {
+    names.push_back(fmt::format("eng{}_k{}={}", engine.engine, kKernelKnob, value));
+    if (!split || knob(kSplitKnob) == nullptr) continue;
+    for (const std::int64_t parts : kSplits) {
+      names.push_back(
+          fmt::format("eng{}_k{}={}_k{}={}", engine.engine, kSplitKnob, parts, kKernelKnob, value));
+    }
+  }
+  return names;
+}
+
+bool has_few_tiles(const ir::Graph& graph) {
+  const auto workload = workload_of(graph);
+  if (!workload) return false;
+  const auto tiles = [](std::int64_t size) { return (size + kTile - 1) / kTile; };
+  return tiles(workload->m) * tiles(workload->n) * workload->batch < kFewTiles;
+}
+
+void find_all(Judged& judged, const Question& question) {
+  if (!judged.all.empty()) return;
+  std::vector<std::string> all;
+  for (const std::string& name : judged.preferred) {
+    if (offers(*judged.lowered, name)) all.push_back(name);
+  }
+  if (has_matmul(question.graph)) {
+    // Their failure says only that they have nothing to add.
+    static_cast<void>(judged.lowered->add_other_heuristics());
+    for (const std::string& name : judged.lowered->plan_names()) append_new(all, name);
+    if (question.options.tuning == Tuning::quick && all.size() >= kQuick) {
+      judged.all = std::move(all);
+      return;
+    }
+    const bool split = has_few_tiles(question.graph);
+    for (const EngineKnobs& engine : judged.lowered->engines()) {
+      for (const std::string& name : configs_of(engine, split)) {
+        if (offers(*judged.lowered, name)) append_new(all, name);
+      }
+    }
+  }
+  judged.all = std::move(all);
+}
+
+// As many graphs as there are cores are built at once beyond the judged ones: each has its own
+// object and, while it lasts, a handle.
+class Seat {
+ public:
+  Seat() {
+    std::unique_lock lock{room().mutex};
+    room().freed.wait(lock, [] { return room().taken < room().seats; });
+    ++room().taken;
+  }
+  ~Seat() {
+    {
+      const std::lock_guard lock{room().mutex};
+      --room().taken;
+    }
+    room().freed.notify_one();
+  }
+  Seat(const Seat&) = delete;
+  Seat& operator=(const Seat&) = delete;
+
+ private:
+  struct Room {
+    std::mutex mutex;
+    std::condition_variable freed;
+    unsigned seats = std::max(1U, std::thread::hardware_concurrency());
+    unsigned taken = 0;
+  };
+  static Room& room() {
+    static Room* const shared = new Room;  // outlives threads that build at the end of a process
+    return *shared;
+  }
+};
+
+Error refusal(std::vector<Reason> reasons, std::string_view fallback) {
+  Error result = error(ErrorKind::unsupported, "{}",
+                       reasons.empty() ? fallback : std::string_view{reasons.front().message});
+  result.reasons = std::move(reasons);
+  return result;
+}
+
+Error refusal_or_error(const StageError& failure, const Question& question) {
+  const Fault fault = classify(failure, !question.device.present());
+  if (fault != Fault::unsupported && fault != Fault::undecided) {
+    return to_error(failure, fault, question.device);
+  }
+  return refusal(explain(failure, question.graph, question.device, question.found.cudnn_version),
+                 failure.text);
+}
+
+// The first of `names` that compiles within the options. The first `optional` of them may be
+// unknown to cuDNN.
+Result<Built> build_first(Lowered& lowered, const std::vector<std::string>& names,
+                          std::size_t optional, const Question& question,
+                          const std::stop_token& stop) {
+  const auto& [graph, device, options, found] = question;
+  std::vector<Reason> reasons;
+  std::optional<StageError> not_compiled;
+  for (std::size_t i = 0; i < names.size(); ++i) {
+    if (stop.stop_requested()) return error(ErrorKind::cancelled, "compiling was cancelled");
+    std::size_t index = 0;
+    if (const Failure failure = lowered.find_plan(names[i], index)) {
+      if (i < optional) continue;
+      return refusal_or_error(*failure, question);
+    }
+    if (const Failure failure = lowered.build(index)) {
+      const Fault fault = classify(*failure, !device.present());
+      if (fault == Fault::compile_failed) {
+        not_compiled = *failure;
+      } else if (fault != Fault::unsupported) {
+        return to_error(*failure, fault, device);
+      }
+      // Passed over for its workspace before it was built: said by check_support already.
+      if (failure->text.find("Deselecting") != std::string::npos) continue;
+      for (Reason& reason : explain(*failure, graph, device, found.cudnn_version)) {
+        if (std::find(reasons.begin(), reasons.end(), reason) == reasons.end()) {
+          reasons.push_back(std::move(reason));
+        }
+      }
+      continue;
+    }
+    Built built;
+    built.name = lowered.built_name();
+    if (const Failure failure = lowered.serialize(built.bytes)) {
+      return to_error(*failure, classify(*failure, !device.present()), device);
+    }
+    built.workspace = whole_workspace(built.bytes);
+    if (options.workspace_limit >= 0 && built.workspace > options.workspace_limit) {
+      reasons.push_back({"workspace",
+                         fmt::format("plan {} needs a workspace of {} bytes; {} are allowed",
+                                     built.name, built.workspace, options.workspace_limit),
+                         "workspace_limit"});
+      continue;
+    }
+    return built;
+  }
+  if (not_compiled && !control_plan_builds(device)) {
+    return to_error(*not_compiled, Fault::compile_failed, device);
+  }
+  return refusal(std::move(reasons), "no plan was built");
+}
+
+}  // namespace
+
+Result<std::vector<Candidate>> candidates(Judged& judged, const Question& question) {
+  if (!judged.lowered) return std::vector<Candidate>{{kNothing}};
+  const std::lock_guard lock{judged.mutex};
+  if (question.device.present()) LAWSON_CHECK(driver_on(question.device));
+  find_preferred(judged, question);
+  find_all(judged, question);
+  std::vector<Candidate> list;
+  for (const std::string& name : judged.all) list.push_back({name});
+  return list;
+}
+
+Result<Built> build(Judged& judged, const Question& question,
+                    const std::optional<Candidate>& candidate, const std::stop_token& stop) {
+  if (!judged.lowered) return Built{kNothing, {}, 0, {}};
+  if (question.device.present()) LAWSON_CHECK(driver_on(question.device));
+  std::unique_lock lock{judged.mutex, std::defer_lock};
+  if (!candidate) {
+    lock.lock();
+    find_preferred(judged, question);
+    LAWSON_TRY(Built built,
+               build_first(*judged.lowered, judged.preferred, judged.from_table, question, stop));
+    const auto table = judged.preferred.begin() + static_cast<std::ptrdiff_t>(judged.from_table);
+    if (std::find(judged.preferred.begin(), table, built.name) != table) {
+      built.basis = judged.basis;
+    }
+    return built;
+  }
+  const std::vector<std::string> named{candidate->name};
+  if (lock.try_lock()) return build_first(*judged.lowered, named, 0, question, stop);
+  const Seat seat;
+  if (stop.stop_requested()) return error(ErrorKind::cancelled, "compiling was cancelled");
+  LAWSON_TRY(const auto lowered, judged.again());
+  LAWSON_TRY(const Handle handle, handle_for(question.device));
+  if (const Failure failure = lowered->judge(handle.get())) {
+    return refusal_or_error(*failure, question);
+  }
+  return build_first(*lowered, named, 0, question, stop);
+}
+
+}  // namespace lawson::cudnn
