@@ -309,6 +309,7 @@ class Pass {
     return {};
   }
 
+  // A node of several results: as it is, or as it was computed before.
   Status copy(const Node& node, std::vector<TensorId> in) {
     std::vector<Builder::ResultSpec> results;
     for (const TensorId id : node.outputs) {
@@ -318,7 +319,20 @@ class Pass {
         results.push_back({unused_name(old_.tensor(id).name), old_.tensor(id).dtype, true});
       }
     }
-    LAWSON_TRY(auto ids, builder_.add(node.op, std::move(in), std::move(results)));
+    const auto same_result = [&](TensorId id, const Builder::ResultSpec& wanted) {
+      return id == kNone ? !wanted.wanted : wanted.wanted && tensor(id).dtype == wanted.dtype;
+    };
+    const auto before = std::find_if(copies_.begin(), copies_.end(), [&](const Node& other) {
+      return other.inputs == in && same_op(other.op, node.op) &&
+             std::equal(other.outputs.begin(), other.outputs.end(), results.begin(), same_result);
+    });
+    std::vector<TensorId> ids;
+    if (before != copies_.end()) {
+      ids = before->outputs;
+    } else {
+      LAWSON_TRY(ids, builder_.add(node.op, in, std::move(results)));
+      copies_.push_back({node.op, std::move(in), ids, {}});
+    }
     for (std::size_t i = 0; i < ids.size(); ++i) {
       if (node.outputs[i] != kNone) value(node.outputs[i]) = ids[i];
     }
@@ -457,8 +471,9 @@ class Pass {
     const auto inner = made_by<Unary>(now.in[0]);
     if (!inner || inner->first.kind != own.kind) return false;
     if (idempotent(own.kind)) return is(now, now.in[0], result);
+    // e8m0 has no signs, and the smallest integer no opposite.
     const bool negated = own.kind == UnaryKind::neg && is_float(result.dtype) &&
-                         tensor(now.in[0]).dtype == result.dtype;
+                         result.dtype != DType::f8e8m0 && tensor(now.in[0]).dtype == result.dtype;
     return negated && is(now, inner->second, result);
   }
 
@@ -535,6 +550,7 @@ class Pass {
   Builder builder_;
   std::vector<TensorId> values_;  // of each old tensor
   std::vector<Definition> definitions_;
+  std::vector<Node> copies_;
 };
 
 bool same_graph(const Graph& a, const Graph& b) {
