@@ -2,13 +2,17 @@
 
 #include <algorithm>
 #include <atomic>
+#include <map>
 #include <optional>
 #include <thread>
+#include <utility>
 
 #include "capi/context.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
 #include "front/neighbours.h"
+#include "front/split.h"
+#include "ir/json.h"
 
 namespace lawson::capi {
 namespace {
@@ -18,6 +22,8 @@ using front::Neighbour;
 constexpr std::size_t kMaxTogether = 3;  // changes made at once
 constexpr std::size_t kMaxTargets = 8;
 constexpr std::size_t kMaxPeeled = 8;  // conditions that stand one behind the other
+constexpr std::size_t kMaxErrors = 8;
+constexpr std::size_t kSplitShare = 2;  // one probe of so many is for cutting a graph
 
 // One probe: the spec with these changes, on this device.
 struct Trial {
@@ -56,8 +62,10 @@ class Explanation {
     own_ = std::move(own);
     changes_ = front::neighbours(spec_);
 
+    try_splits();
     std::vector<Trial> elsewhere = target_trials(targets);
-    std::vector<Trial> singles = single_trials(limit_ - std::min(limit_, elsewhere.size()));
+    std::vector<Trial> singles =
+        single_trials(limit_ - std::min(limit_, elsewhere.size() + probed_));
     const std::size_t single_count = singles.size();
     for (Trial& trial : elsewhere) singles.push_back(std::move(trial));
     probe_all(singles);
@@ -70,6 +78,7 @@ class Explanation {
       try_together(singles, (limit_ + probed_) / 2);
       if (document_["neighbours"].empty()) peel();
     }
+    report_split();
     for (const Trial& trial : elsewhere) report_target(trial);
     document_["probed"] = probed_;
     if (!errors_.empty()) document_["errors"] = errors_;
@@ -115,7 +124,7 @@ class Explanation {
     helpers.clear();  // joins
     for (const Trial& trial : trials) {
       probed_ += trial.verdict || trial.error ? 1U : 0U;
-      if (trial.error && errors_.size() < 8) {
+      if (trial.error && errors_.size() < kMaxErrors) {
         errors_.push_back({{"change", sentence(trial)}, {"message", trial.error->message}});
       }
     }
@@ -321,6 +330,63 @@ class Explanation {
     if (std::none_of(trials.begin(), trials.end(), same)) trials.push_back(std::move(trial));
   }
 
+  // A graph as several kernels, with a share of the probes.
+  void try_splits() {
+    if (spec_.kind != "graph" || spec_.parts.size() != 1) return;
+    std::map<std::string, SpecVerdict> verdicts;
+    const auto supported = [&](const ir::Graph& part) {
+      const auto part_spec = front::spec_from_json(ir::graph_to_json(part), "part");
+      if (!part_spec.ok()) return false;
+      auto verdict = probe_(*part_spec, device_);
+      if (!verdict.ok()) {
+        if (errors_.size() < kMaxErrors) {
+          errors_.push_back({{"change", "a part of a cut"}, {"message", verdict.error().message}});
+        }
+        return false;
+      }
+      const bool is_supported = verdict->verdict.decision == Decision::supported;
+      verdicts.insert_or_assign(ir::canonical_text(part), *std::move(verdict));
+      return is_supported;
+    };
+    const auto found = front::find_split(spec_.parts[0].graph, limit_ / kSplitShare, supported);
+    probed_ += found.probes;
+    if (!found.split) return;
+    std::vector<std::string> names;
+    std::vector<Verdict> parts;
+    Json specs = Json::array();
+    Json jsons = Json::array();
+    for (const ir::Graph& part : found.split->parts) {
+      const SpecVerdict& verdict = verdicts.at(ir::canonical_text(part));
+      names.push_back(part.name);
+      parts.push_back(verdict.verdict);
+      specs.push_back(ir::graph_to_json(part));
+      jsons.push_back(verdict.json);
+    }
+    split_ = {{"change", found.split->text},
+              {"field", "ops"},
+              {"fields", {"ops"}},
+              {"kind", "split"},
+              {"exact", true},
+              {"bytes_between", found.split->bytes},
+              {"specs", std::move(specs)},
+              {"verdict", verdict_to_json(combine(names, parts))},
+              {"verdicts", std::move(jsons)}};
+  }
+
+  // Before what changes the computation, behind what only changes how it is stored.
+  void report_split() {
+    if (split_.is_null()) return;
+    Json list = Json::array();
+    for (Json& neighbour : document_["neighbours"]) {
+      if (!split_.is_null() && neighbour["exact"] != true) {
+        list.push_back(std::exchange(split_, nullptr));
+      }
+      list.push_back(std::move(neighbour));
+    }
+    if (!split_.is_null()) list.push_back(std::move(split_));
+    document_["neighbours"] = std::move(list);
+  }
+
   const front::Spec& spec_;
   const Device& device_;
   const std::size_t limit_;
@@ -328,6 +394,7 @@ class Explanation {
   const ProbeSpec& probe_;
   std::optional<SpecVerdict> own_;
   std::vector<Neighbour> changes_;
+  Json split_;
   Json document_;
   Json errors_ = Json::array();
   std::size_t probed_ = 0;

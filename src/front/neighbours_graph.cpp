@@ -45,7 +45,6 @@ class GraphNeighbours {
     output_dtypes();
     operand_dtypes();
     for (std::size_t n = graph_.nodes.size(); n-- > 0;) without_op(n);
-    for (std::size_t n = graph_.nodes.size() - 1; n-- > first_matmul();) ends_after(n);
     single_outputs();
   }
 
@@ -53,14 +52,6 @@ class GraphNeighbours {
   std::string op_label(std::size_t n) const {
     return fmt::format("ops[{}] ({} '{}')", n, ir::op_name(graph_.nodes[n].op),
                        graph_.tensor(graph_.nodes[n].outputs[0]).name);
-  }
-
-  // A kernel that ends before the first matmul would be no help.
-  std::size_t first_matmul() const {
-    for (std::size_t n = 0; n < graph_.nodes.size(); ++n) {
-      if (std::holds_alternative<ir::Matmul>(graph_.nodes[n].op)) return n;
-    }
-    return 0;
   }
 
   void layouts() {
@@ -203,21 +194,6 @@ class GraphNeighbours {
                        });
       return;
     }
-  }
-
-  // A split: the first kernel ends after op n. Proposes its first part only.
-  void ends_after(std::size_t n) {
-    const TensorId id = graph_.nodes[n].outputs[0];
-    if (id == ir::kNone) return;
-    const Tensor& result = graph_.tensor(id);
-    list_.structural(fmt::format("ops[{}]", n + 1),
-                     fmt::format("a kernel that ends after {}, the rest in another", op_label(n)),
-                     false, [n, name = result.name](Json& d) {
-                       Json& ops = d["ops"];
-                       ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(n) + 1, ops.end());
-                       d["outputs"] = Json::array({{{"name", name}}});
-                       prune_inputs(d);
-                     });
   }
 
   void single_outputs() {

@@ -202,5 +202,75 @@ TEST(Explain, GraphsAreExplainedToo) {
   }
 }
 
+// Takes one matmul to a kernel, and not in f64.
+Result<SpecVerdict> one_matmul(const front::Spec& spec, const Device& device) {
+  const ir::Graph& graph = spec.parts[0].graph;
+  Verdict verdict;
+  verdict.engine = "cudnn";
+  verdict.target = device.name;
+  verdict.key = ir::canonical_text(graph);
+  int products = 0;
+  for (const auto& node : graph.nodes) products += ir::op_name(node.op) == "matmul" ? 1 : 0;
+  if (products > 1) verdict.reasons.push_back({"matmuls", "two matmuls", "ops"});
+  if (graph.tensor(0).dtype == DType::f64) verdict.reasons.push_back({"dtype", "f64", ""});
+  verdict.decision = verdict.reasons.empty() ? Decision::supported : Decision::unsupported;
+  Json json = verdict_to_json(verdict);
+  return SpecVerdict{std::move(verdict), std::move(json)};
+}
+
+Json two_matmuls(const std::string& dtype) {
+  Json document = Json::parse(R"({"lawson": 1, "kind": "graph", "name": "mlp",
+    "inputs": [{"name": "x", "shape": [1, 64, 32]}, {"name": "w", "shape": [1, 32, 32]},
+               {"name": "v", "shape": [1, 32, 16]}],
+    "ops": [{"op": "matmul", "in": ["x", "w"], "out": "h", "source": "mlp.cpp:12"},
+            {"op": "matmul", "in": ["h", "v"], "out": "n"},
+            {"op": "tanh", "in": "n", "out": "y"}],
+    "outputs": ["y"]})");
+  for (Json& input : document["inputs"]) input["dtype"] = dtype;
+  return document;
+}
+
+TEST(Explain, AGraphIsCutWhereBothHalvesFuse) {
+  auto spec = front::spec_from_json(two_matmuls("bf16"), "test");
+  ASSERT_TRUE(spec.ok());
+  const auto answer = explain(*spec, gpu("h200", 900), {}, 16, 2, one_matmul);
+  ASSERT_TRUE(answer.ok());
+  ASSERT_FALSE((*answer)["neighbours"].empty());
+  const Json& split = (*answer)["neighbours"][0];
+  EXPECT_EQ(split["change"], "cut after op 'matmul' (h, mlp.cpp:12): two kernels, 4 KiB between");
+  EXPECT_EQ(split["kind"], "split");
+  EXPECT_EQ(split["exact"], true);
+  EXPECT_EQ(split["bytes_between"], 4096);
+  EXPECT_EQ(split["verdict"]["verdict"], "supported");
+  ASSERT_EQ(split["verdicts"].size(), 2U);
+  ASSERT_EQ(split["specs"].size(), 2U);
+  for (std::size_t i = 0; i < 2; ++i) {
+    EXPECT_EQ(split["verdicts"][i]["verdict"], "supported");
+    const auto half = front::spec_from_json(split["specs"][i], "half");
+    ASSERT_TRUE(half.ok()) << half.error().message;
+    EXPECT_EQ(split["verdicts"][i]["key"], ir::canonical_text(half->parts[0].graph));
+  }
+}
+
+TEST(Explain, CutsStayWithinTheLimit) {
+  auto spec = front::spec_from_json(two_matmuls("f64"), "test");
+  ASSERT_TRUE(spec.ok());
+  std::atomic<std::size_t> probes{0};
+  const auto counting = [&](const front::Spec& changed, const Device& device) {
+    ++probes;
+    return one_matmul(changed, device);
+  };
+  for (const std::size_t limit : std::vector<std::size_t>{1, 2, 3, 5, 8, 40}) {
+    probes = 0;
+    const auto answer = explain(*spec, gpu("h200", 900), {gpu("b200", 1000)}, limit, 2, counting);
+    ASSERT_TRUE(answer.ok());
+    EXPECT_LE(probes, limit + 1) << limit;
+    EXPECT_EQ((*answer)["probed"].get<std::size_t>() + 1, probes.load()) << limit;
+    for (const Json& neighbour : (*answer)["neighbours"]) {
+      EXPECT_NE(neighbour["kind"], "split");  // f64 is refused on both sides of a cut
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lawson::capi
