@@ -1,6 +1,5 @@
-// Real verdicts and compiled plans of the real cuDNN, without a device: this process puts the
-// no-driver library in the driver's place, as a worker does.
-#include <gtest/gtest.h>
+// Real verdicts and compiled plans of the real cuDNN, without a device.
+#include "engine/cudnn/deviceless.h"
 
 #include <algorithm>
 #include <chrono>
@@ -8,38 +7,12 @@
 #include <fstream>
 #include <functional>
 
-#include "engine/cudnn/engine.h"
-#include "engine/cudnn/loader.h"
 #include "engine/cudnn/lowering.h"
 #include "engine/cudnn/plan_bytes.h"
 #include "front/attention.h"
-#include "ir/json.h"
 
 namespace lawson::cudnn {
 namespace {
-
-Engine& engine() {
-  static const std::shared_ptr<Engine> shared = [] {
-    const Status entered = enter_deviceless(NODRIVER);
-    EXPECT_TRUE(entered.ok()) << (entered.ok() ? "" : entered.error().message);
-    return make_cudnn_engine();
-  }();
-  return *shared;
-}
-
-Device target(const std::string& name) {
-  for (Device& device : engine().known_targets()) {
-    if (device.name == name) return device;
-  }
-  ADD_FAILURE() << "no target " << name;
-  return {};
-}
-
-ir::Graph graph_of(const Json& spec) {
-  auto graph = ir::graph_from_json(spec, "test");
-  EXPECT_TRUE(graph.ok()) << (graph.ok() ? "" : graph.error().message);
-  return std::move(graph).value();
-}
 
 ir::Graph attention(const Json& changes) {
   Json spec{{"lawson", 1},     {"kind", "attention"}, {"name", "case"},
@@ -96,33 +69,6 @@ ir::Graph product_of_product() {
         {{{"op", "matmul"}, {"in", {"x", "y"}}, {"out", "p"}},
          {{"op", "matmul"}, {"in", {"p", "z"}}, {"out", "q"}}}},
        {"outputs", {"q"}}});
-}
-
-std::string text(const std::vector<Reason>& reasons) {
-  std::string all;
-  for (const Reason& reason : reasons) all += "[" + reason.code + "] " + reason.message + "\n";
-  return all;
-}
-
-Verdict probe(const ir::Graph& graph, const std::string& name, const Options& options = {}) {
-  auto verdict = engine().probe(graph, target(name), options);
-  EXPECT_TRUE(verdict.ok()) << name << ": " << (verdict.ok() ? "" : verdict.error().message);
-  if (!verdict.ok()) return {};
-  EXPECT_EQ(verdict->engine, "cudnn");
-  EXPECT_EQ(verdict->target, name);
-  EXPECT_FALSE(verdict->key.empty());
-  EXPECT_NE(verdict->evidence, Evidence::live);
-  if (verdict->decision != Decision::supported) {
-    EXPECT_FALSE(verdict->reasons.empty()) << name;
-    for (const Reason& reason : verdict->reasons) {
-      EXPECT_FALSE(reason.code.empty());
-      EXPECT_FALSE(reason.message.empty());
-    }
-  } else {
-    EXPECT_FALSE(verdict->plan_names.empty());
-    EXPECT_TRUE(verdict->reasons.empty()) << text(verdict->reasons);
-  }
-  return std::move(verdict).value();
 }
 
 struct Row {
