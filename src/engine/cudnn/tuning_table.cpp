@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 #include "engine/cudnn/loader.h"
 
@@ -14,8 +13,10 @@ namespace {
 // Beyond that the tables say nothing: the sizes differ by 2^4 in all, or by less and the layouts or
 // the epilogue too.
 constexpr double kFarthest = 4;
+constexpr double kOtherType = 0.5;
 constexpr double kOtherLayout = 1.5;
-constexpr double kEpilogueStep = 0.5;
+constexpr double kEpilogueStep = 0.25;
+constexpr double kOneOfTwoProducts = 1.5;  // two accumulators: other tiles fit
 // From there on a dim fills the device, and more of it changes nothing.
 constexpr std::int64_t kLargest = 8192;
 
@@ -26,14 +27,15 @@ double apart(std::int64_t a, std::int64_t b) {
   return std::abs(log(a) - log(b));
 }
 
-// nullopt: nothing measured for the one says anything about the other.
-std::optional<double> distance(const Workload& a, const Workload& b) {
-  if (a.a != b.a || a.b != b.b) return std::nullopt;
-  double result = apart(a.m, b.m) + apart(a.n, b.n) + apart(a.k, b.k) + apart(a.batch, b.batch);
-  if (a.layouts != b.layouts) result += kOtherLayout;
-  const int steps = std::abs(static_cast<int>(a.epilogue) - static_cast<int>(b.epilogue));
-  result += kEpilogueStep * steps;
-  return result <= kFarthest ? std::optional{result} : std::nullopt;
+// f16 and bf16 have the same kernels, and so have the two 8-bit floats.
+std::string width_of(std::string type) {
+  for (const auto& [name, width] :
+       {std::pair{"bf16", "16"}, {"f16", "16"}, {"f8e4m3", "8"}, {"f8e5m2", "8"}}) {
+    for (std::size_t at = type.find(name); at != std::string::npos; at = type.find(name)) {
+      type.replace(at, std::string_view{name}.size(), width);
+    }
+  }
+  return type;
 }
 
 // "9.19.0" and 91900, 91901: one family.
@@ -102,6 +104,19 @@ std::vector<TuningTable> read_tables() {
 }
 
 }  // namespace
+
+std::optional<double> distance(const Workload& a, const Workload& b) {
+  if (width_of(a.a) != width_of(b.a) || width_of(a.b) != width_of(b.b)) return std::nullopt;
+  double result = apart(a.m, b.m) + apart(a.n, b.n) + apart(a.k, b.k) + apart(a.batch, b.batch);
+  if (a.a != b.a || a.b != b.b) result += kOtherType;
+  if (a.layouts != b.layouts) result += kOtherLayout;
+  const int steps = std::abs(static_cast<int>(a.epilogue) - static_cast<int>(b.epilogue));
+  result += kEpilogueStep * steps;
+  if ((a.epilogue == Epilogue::dual) != (b.epilogue == Epilogue::dual)) {
+    result += kOneOfTwoProducts;
+  }
+  return result;
+}
 
 Result<TuningTable> tuning_table_from_json(const Json& document, const std::string& source) {
   ObjectReader reader(document, source);
@@ -172,12 +187,12 @@ std::optional<NearestRow> nearest_row(const std::vector<TuningTable>& tables, co
                                       int cudnn_version, const Workload& workload) {
   const auto nearest = [&](const auto& counts) {
     std::optional<NearestRow> best;
-    double least = std::numeric_limits<double>::infinity();
+    double least = kFarthest;
     for (const TuningTable& table : tables) {
       if (!counts(table) || !same_family(table.cudnn, cudnn_version)) continue;
       for (const TuningRow& row : table.rows) {
         const auto far = distance(row.workload, workload);
-        if (!far || *far >= least) continue;
+        if (!far || *far > least || (best && *far == least)) continue;
         least = *far;
         best = NearestRow{&table, &row};
       }

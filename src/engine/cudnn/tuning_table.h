@@ -45,6 +45,10 @@ struct TuningFile {
 extern const std::vector<TuningFile> kTuningFiles;
 const std::vector<TuningTable>& tuning_tables();  // those files
 
+// How little what is fast for the one says about the other: 0 for the same, 1 for a dim twice as
+// large. nullopt: nothing, since operands of other types have other kernels.
+std::optional<double> distance(const Workload& a, const Workload& b);
+
 struct NearestRow {
   const TuningTable* table = nullptr;
   const TuningRow* row = nullptr;
@@ -54,8 +58,8 @@ struct NearestRow {
 
 // The row whose workload is nearest to `workload`, of the tables of this device; without one, of a
 // device of the same compute capability, whose kernels are the same. Only rows of the same cuDNN
-// minor version (engines are numbered anew by others) and of the same operand types count, and only
-// those near enough that what is fast there says something here. nullopt: none.
+// minor version (engines are numbered anew by others) count, and only those near enough that what
+// is fast there says something here. nullopt: none.
 std::optional<NearestRow> nearest_row(const std::vector<TuningTable>& tables, const Device& device,
                                       int cudnn_version, const Workload& workload);
 

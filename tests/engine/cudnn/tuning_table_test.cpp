@@ -136,8 +136,15 @@ TEST(TuningTableTest, WhatIsFarSaysNothing) {
   const Device h200 = device("h200", 900);
   EXPECT_EQ(found(h200, bf16(64, 64, 64)), "");
   Workload other = bf16(4096, 4096, 4096);
-  other.a = "f16";
+  other.a = "i8>bf16";
   EXPECT_EQ(found(h200, other), "");
+}
+
+TEST(TuningTableTest, BothHalfPrecisionsHaveTheSameKernels) {
+  Workload half = bf16(4096, 4096, 4096);
+  half.a = half.b = "f16";
+  EXPECT_EQ(found(device("h200", 900), half), "large");
+  EXPECT_GT(distance(half, bf16(4096, 4096, 4096)).value_or(0), 0);
 }
 
 TEST(TuningTableTest, OtherDevicesOfTheSameCapabilityAndNoOthers) {
