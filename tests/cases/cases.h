@@ -40,7 +40,11 @@ AttentionCoverage attention_coverage(std::uint64_t seed, Profile profile);
 // `count` of an attention list: its covering rows, and of the rest a draw by `seed`, in order.
 std::vector<Case> sampled(std::vector<Case> cases, std::size_t count, std::uint64_t seed);
 
+// Graphs over the whole op set (fusion_steps.h), named "fusion-N".
 std::vector<Case> fusion_cases(std::uint64_t seed, int count, Profile profile = Profile::any);
+// What XLA's tests prove of fusions, "xla-..." and "own-..." (fixed; no seed). With what is
+// expected of a target: xla.h.
+std::vector<Case> xla_cases();
 // The inputs and shapes that break kernels, reported defects among them (fixed; no seed): large
 // logits, one-hot rows, masked rows, subnormal numbers, tile edges, odd head dims, huge strides,
 // empty sequences, gaps between sequences, windows, broadcast biases.

@@ -1,339 +1,488 @@
-// Fusion cases, as graph documents: pre-ops on the operands, a matmul, post-ops, reductions; and
-// pointwise graphs without one.
+// Fusion cases: what is multiplied, what comes in front of it and behind it, and graphs without a
+// product. The steps are fusion_steps.h's.
 #include <algorithm>
-#include <map>
 
-#include "base/dims.h"
 #include "cases/cases.h"
-#include "cases/dice.h"
+#include "cases/fusion_steps.h"
+#include "cases/fusion_writer.h"
 
 namespace lawson::cases {
 namespace {
 
-// Writes a graph document and knows shape and dtype of what it wrote.
-class Writer {
- public:
-  struct Value {
-    std::string name;
-    std::string dtype;
-    Dims shape;
-  };
+constexpr std::initializer_list<DType> kFloats{DType::f64,    DType::f32,    DType::f16,
+                                               DType::bf16,   DType::f8e4m3, DType::f8e5m2,
+                                               DType::f8e8m0, DType::f4e2m1};
+constexpr std::initializer_list<DType> kIntegers{DType::i64, DType::i32, DType::i8, DType::u8,
+                                                 DType::i4};
 
-  explicit Writer(const std::string& name)
-      : document_{{"lawson", 1},          {"kind", "graph"},
-                  {"name", name},         {"inputs", Json::array()},
-                  {"ops", Json::array()}, {"outputs", Json::array()}} {}
-
-  Value input(const std::string& dtype, const Dims& shape, const Dims& strides = {}) {
-    Value value{fmt::format("x{}", count_++), dtype, shape};
-    Json item{{"name", value.name}, {"dtype", dtype}, {"shape", shape}};
-    if (!strides.empty()) item["strides"] = strides;
-    document_["inputs"].push_back(item);
-    return value;
-  }
-
-  // A result of the given dtype and shape; `attributes` go into the op as they are.
-  Value op(const std::string& op, const std::vector<Value>& in, const std::string& dtype,
-           const Dims& shape, Json attributes = Json::object()) {
-    Value value{fmt::format("t{}", count_++), dtype, shape};
-    Json item = std::move(attributes);
-    item["op"] = op;
-    item["in"] = Json::array();
-    for (const Value& operand : in) item["in"].push_back(operand.name);
-    item["out"] = value.name;
-    if (dtype != "bool" && op != "reshape" && op != "transpose" && op != "broadcast" &&
-        op != "slice") {
-      item["dtype"] = dtype;
+// Every pair that a matmul may have.
+std::vector<std::pair<DType, DType>> matmul_pairs() {
+  std::vector<std::pair<DType, DType>> pairs;
+  for (const auto& family : {kFloats, kIntegers}) {
+    for (const DType a : family) {
+      for (const DType b : family) pairs.emplace_back(a, b);
     }
-    document_["ops"].push_back(item);
-    return value;
   }
+  return pairs;
+}
 
-  Value same(const std::string& name, const Value& x, Json attributes = Json::object()) {
-    return op(name, {x}, x.dtype, x.shape, std::move(attributes));
-  }
-  Value convert(const Value& x, const std::string& dtype) {
-    return x.dtype == dtype ? x : op("convert", {x}, dtype, x.shape);
-  }
-  Value constant(double number, const std::string& dtype) {
-    return op("constant", {}, dtype, {}, {{"value", number}});
-  }
-  void output(const Value& x, const Dims& strides = {}) {
-    Json item{{"name", x.name}};
-    if (!strides.empty()) item["strides"] = strides;
-    document_["outputs"].push_back(item);
-  }
-  void strict() { document_["strict"] = true; }
-  Json take() && { return std::move(document_); }
-
- private:
-  Json document_;
-  int count_ = 0;
+struct Sizes {
+  Dims batch;
+  std::int64_t m, n, k;
 };
 
-using Value = Writer::Value;
+class Drawing {
+ public:
+  Drawing(std::uint64_t seed, int number, Profile profile)
+      : dice_{seed * 7919 + static_cast<std::uint64_t>(number)},
+        number_{number},
+        gpu_{profile == Profile::gpu},
+        taste_{gpu_ && dice_.chance(80) ? Taste::usual : Taste::everything},
+        writer_{fmt::format("fusion-{}", number)},
+        storage_{dice_.pick({DType::bf16, DType::bf16, DType::f16, DType::f16, DType::f32})},
+        steps_{dice_, taste_, storage_} {}
 
-bool is_half(const std::string& dtype) {
-  return dtype == "bf16" || dtype == "f16";
-}
-
-// Strides of a matrix operand: rows, columns, or rows with a padded leading dim.
-Dims matrix_strides(Dice& dice, const Dims& shape) {
-  Dims strides = contiguous_strides(shape);
-  const std::size_t r = shape.size();
-  const std::int64_t rows = shape[r - 2];
-  const std::int64_t columns = shape[r - 1];
-  const std::int64_t layout = dice.below(4);
-  if (layout == 1) {
-    strides[r - 2] = 1;
-    strides[r - 1] = rows;
-  } else if (layout == 2) {
-    const std::int64_t lead = columns + 8 * (1 + dice.below(2));
-    strides[r - 2] = lead;
-    if (r == 3) strides[0] = lead * rows;
-  }
-  return strides;
-}
-
-// A shape that broadcasts to `shape`.
-Dims broadcastable(Dice& dice, const Dims& shape) {
-  Dims result = shape;
-  for (std::int64_t& dim : result) {
-    if (dice.chance(40)) dim = 1;
-  }
-  return result;
-}
-
-Value activation(Dice& dice, Writer& writer, const Value& x) {
-  switch (dice.below(8)) {
-    case 0:
-      return writer.same("leaky_relu", x, {{"slope", 0.1}});
-    case 1:
-      return writer.same("elu", x, {{"alpha", 1.0}});
-    case 2:
-      return writer.same("clamp", x, {{"min", -1.5}, {"max", 2.0}});
-    case 3: {  // of a value in a safe range
-      const Value magnitude = writer.same("abs", x);
-      const Value shifted =
-          writer.op("add", {magnitude, writer.constant(0.5, x.dtype)}, x.dtype, x.shape);
-      return writer.same(dice.pick<std::string>({"log", "sqrt", "rsqrt", "reciprocal", "log1p"}),
-                         shifted);
-    }
-    case 4: {
-      const Value small = writer.same("clamp", x, {{"min", -4.0}, {"max", 4.0}});
-      return writer.same(dice.pick<std::string>({"exp", "expm1", "sin", "cos"}), small);
-    }
-    case 5:
-      return writer.same(dice.pick<std::string>({"neg", "abs", "ceil", "floor", "sign"}), x);
-    default:
-      return writer.same(dice.pick<std::string>({"relu", "relu6", "sigmoid", "tanh", "erf", "silu",
-                                                 "gelu", "gelu_tanh", "softplus"}),
-                         x);
-  }
-}
-
-// Two values of one dtype; x / (|y| + 1) and x ^ 2 stay in range.
-Value combine(Dice& dice, Writer& writer, const Value& x, const Value& y, bool integer) {
-  const std::int64_t kind = dice.below(integer ? 5 : 8);
-  const std::vector<std::string> plain{"add", "sub", "mul", "min", "max"};
-  if (kind < 5) {
-    return writer.op(plain[static_cast<std::size_t>(kind)], {x, y}, x.dtype, x.shape);
-  }
-  if (kind == 5) {
-    const Value magnitude = writer.same("abs", y);
-    const Value divisor =
-        writer.op("add", {magnitude, writer.constant(1, y.dtype)}, y.dtype, y.shape);
-    return writer.op("div", {x, divisor}, x.dtype, x.shape);
-  }
-  if (kind == 6) {
-    const Value predicate =
-        writer.op(dice.pick<std::string>({"compare_lt", "compare_ge", "compare_gt", "compare_le"}),
-                  {x, y}, "bool", x.shape);
-    return writer.op("select", {predicate, x, y}, x.dtype, x.shape);
-  }
-  const Value gate = writer.same("sigmoid", y);
-  return writer.op("mul", {x, gate}, x.dtype, x.shape);
-}
-
-Value reduce(Dice& dice, Writer& writer, const Value& x) {
-  const auto rank = static_cast<std::int64_t>(x.shape.size());
-  const std::string kind =
-      dice.pick<std::string>({"sum", "max", "min", "mean", "amax", "norm1", "norm2"});
-  Dims axes{dice.chance(70) ? rank - 1 : dice.below(rank)};
-  if (dice.chance(20) && rank > 1) axes = {rank - 2, rank - 1};
-  const bool keep = dice.chance(60);
-  Dims shape;
-  for (std::int64_t i = 0; i < rank; ++i) {
-    const bool reduced = std::find(axes.begin(), axes.end(), i) != axes.end();
-    if (!reduced) shape.push_back(x.shape[static_cast<std::size_t>(i)]);
-    if (reduced && keep) shape.push_back(1);
-  }
-  return writer.op("reduce_" + kind, {x}, x.dtype, shape, {{"axes", axes}, {"keepdims", keep}});
-}
-
-// From storage to what the matmul multiplies.
-Value operand(Dice& dice, Writer& writer, const Dims& shape, const std::string& stored,
-              const std::string& compute) {
-  Value x = writer.input(stored, shape, matrix_strides(dice, shape));
-  x = writer.convert(x, compute);
-  if (stored == compute && dice.chance(75)) return x;
-  if (dice.chance(25)) x = writer.same(dice.pick<std::string>({"neg", "relu", "abs", "tanh"}), x);
-  if (dice.chance(20)) {
-    Dims scale_shape = shape;
-    scale_shape[shape.size() - (dice.chance(50) ? 1U : 2U)] = 1;
-    const Value scale =
-        writer.convert(writer.input(dice.chance(50) ? compute : "f32", scale_shape), compute);
-    x = writer.op("mul", {x, scale}, compute, shape);
-  }
-  return x;
-}
-
-Value post_ops(Dice& dice, Writer& writer, Value x, const std::string& storage) {
-  const std::int64_t count = dice.below(4);
-  for (std::int64_t i = 0; i < count; ++i) {
-    if (dice.chance(50)) {
-      x = activation(dice, writer, x);
+  Case draw() {
+    if (!gpu_ && dice_.chance(12)) writer_.strict();
+    const std::int64_t form = dice_.below(100);
+    if (number_ % 4 == 0 && !gpu_) {
+      every_pair();
+    } else if (form < 48 || (gpu_ && form < 70)) {
+      one_product();
+    } else if (form < (gpu_ ? 76 : 56)) {
+      two_products_of_one();
+    } else if (form < (gpu_ ? 78 : 62)) {
+      product_of_product();
+    } else if (form < (gpu_ ? 80 : 66)) {
+      sum_of_products();
+    } else if (form < (gpu_ ? 88 : 79)) {
+      pointwise();
+    } else if (form < (gpu_ ? 93 : 86)) {
+      norm();
+    } else if (form < (gpu_ ? 97 : 93)) {
+      norm_backward();
     } else {
-      const Value other = writer.convert(
-          writer.input(dice.chance(50) ? storage : x.dtype, broadcastable(dice, x.shape)), x.dtype);
-      x = combine(dice, writer, x, other, false);
+      scaled_product();
     }
+    return {fmt::format("fusion-{}", number_), std::move(writer_).take(), 1,
+            plan::InputStyle::normal};
   }
-  return x;
-}
 
-Case draw_matmul(Dice& dice, const std::string& name, Profile profile) {
-  Writer writer(name);
-  const auto size = [&](std::int64_t large) -> std::int64_t {
-    if (profile == Profile::gpu && dice.chance(70)) return 16 * (1 + dice.below(8));
-    if (dice.chance(15)) return dice.pick<std::int64_t>({1, 2, 3});
-    return 1 + dice.below(large);
-  };
-  const std::int64_t m = size(100);
-  const std::int64_t n = size(100);
-  const std::int64_t k = size(150);
-  const std::int64_t batch = dice.pick<std::int64_t>({1, 1, 2, 3});
-  const bool rank3 = batch > 1 || dice.chance(60) || profile == Profile::gpu;
-  const auto shape = [&](std::int64_t rows, std::int64_t columns, bool may_broadcast) {
-    if (!rank3) return Dims{rows, columns};
-    return Dims{may_broadcast && dice.chance(20) ? 1 : batch, rows, columns};
-  };
-  const Dims result = rank3 ? Dims{batch, m, n} : Dims{m, n};
-  if (dice.chance(12)) {  // integers
-    const Value a = writer.input("i8", shape(m, k, false), {});
-    const Value b = writer.input("i8", shape(k, n, true), {});
-    Value c = writer.op("matmul", {a, b}, "i32", result);
-    if (dice.chance(60)) {
-      c = writer.op("mul",
-                    {writer.convert(c, "f32"), writer.input("f32", broadcastable(dice, result))},
-                    "f32", result);
-      if (dice.chance(50)) c = writer.convert(c, "i8");
-    } else if (dice.chance(40)) {
-      c = writer.op("add", {c, writer.input("i32", broadcastable(dice, result))}, "i32", result);
-    }
-    writer.output(c);
-    return {name, std::move(writer).take(), 1, plan::InputStyle::normal};
-  }
-  const std::string compute = dice.pick<std::string>(
-      {"bf16", "bf16", "f16", "f16", "f32", profile == Profile::gpu ? "bf16" : "f64"});
-  const auto stored = [&]() -> std::string {
-    if (compute == "f64" || dice.chance(60)) return compute;
-    if (profile == Profile::any && dice.chance(15))
-      return dice.pick<std::string>({"f8e4m3", "f8e5m2"});
-    return dice.pick<std::string>({"i8", "i8", "f32"});
-  };
-  const Value a = operand(dice, writer, shape(m, k, false), stored(), compute);
-  const Value b =
-      operand(dice, writer, shape(k, n, true), dice.chance(70) ? compute : stored(), compute);
-  Value c = writer.op("matmul", {a, b}, compute == "f64" ? "f64" : "f32", result);
-  c = post_ops(dice, writer, c, is_half(compute) ? compute : c.dtype);
-  if (dice.chance(20)) {
-    const Value before = c;
-    c = reduce(dice, writer, c);
-    if (dice.chance(30)) writer.output(before);
-  }
-  if (c.dtype == "f32" && dice.chance(60)) {
-    c = writer.convert(c, is_half(compute) && dice.chance(90)
-                              ? compute
-                              : dice.pick<std::string>({"bf16", "f16", "i8", "f8e4m3"}));
-  }
-  writer.output(c, c.shape.size() >= 2 && dice.chance(25) ? matrix_strides(dice, c.shape) : Dims{});
-  if (profile == Profile::any && dice.chance(15)) writer.strict();
-  return {name, std::move(writer).take(), 1, plan::InputStyle::normal};
-}
+ private:
+  bool usual() const { return taste_ == Taste::usual; }
 
-Value reshaped(Dice& dice, Writer& writer, const Value& x) {
-  switch (dice.below(4)) {
-    case 0: {
-      Dims perm{0, 1, 2};
-      std::swap(perm[0], perm[static_cast<std::size_t>(dice.below(3))]);
-      std::swap(perm[1], perm[static_cast<std::size_t>(1 + dice.below(2))]);
-      Dims shape;
-      for (const std::int64_t axis : perm) shape.push_back(x.shape[static_cast<std::size_t>(axis)]);
-      return writer.op("transpose", {x}, x.dtype, shape, {{"perm", perm}});
-    }
-    case 1: {
-      Dims start;
-      Dims limit;
-      Dims stride;
-      Dims shape;
-      for (const std::int64_t dim : x.shape) {
-        start.push_back(dice.below(dim));
-        limit.push_back(start.back() + 1 + dice.below(dim - start.back()));
-        stride.push_back(1 + dice.below(2));
-        shape.push_back((limit.back() - start.back() + stride.back() - 1) / stride.back());
+  // ---- shapes ----
+
+  std::int64_t size(std::int64_t most) {
+    if (usual() && dice_.chance(75)) return 16 * (1 + dice_.below(most / 16));
+    if (dice_.chance(20)) return dice_.pick<std::int64_t>({1, 1, 2, 3});
+    const std::int64_t any = 1 + dice_.below(most);
+    return dice_.chance(60) ? any | 1 : any;
+  }
+
+  Sizes sizes() {
+    Sizes s;
+    const std::int64_t rank = usual() ? dice_.pick<std::int64_t>({2, 3, 3, 3, 3, 4})
+                                      : dice_.pick<std::int64_t>({2, 3, 3, 4});
+    for (std::int64_t i = 2; i < rank; ++i) s.batch.push_back(1 + dice_.below(rank == 4 ? 3 : 4));
+    const std::int64_t most = usual() ? 128 : rank == 4 ? 40 : 70;
+    s.m = size(most);
+    s.n = size(most);
+    s.k = dice_.chance(8) ? 1 : size(usual() ? 160 : 100);
+    return s;
+  }
+
+  Dims shape(const Sizes& s, std::int64_t rows, std::int64_t columns, bool may_broadcast) {
+    Dims dims = s.batch;
+    if (may_broadcast && dice_.chance(25)) {
+      if (dice_.chance(40)) {
+        dims.clear();
+      } else {
+        for (std::int64_t& dim : dims) dim = dice_.chance(70) || usual() ? 1 : dim;
       }
-      return writer.op("slice", {x}, x.dtype, shape,
-                       {{"start", start}, {"limit", limit}, {"stride", stride}});
     }
-    case 2: {
-      const Dims flat{x.shape[0] * x.shape[1], 1, x.shape[2]};
-      return writer.op("reshape", {x}, x.dtype, flat, {{"shape", flat}});
-    }
-    default: {
-      Dims shape = x.shape;
-      shape.insert(shape.begin(), 2);
-      const Value wide = writer.op("broadcast", {x}, x.dtype, shape, {{"shape", shape}});
-      const Dims flat{2 * x.shape[0], x.shape[1], x.shape[2]};
-      return writer.op("reshape", {wide}, x.dtype, flat, {{"shape", flat}});
-    }
+    dims.push_back(rows);
+    dims.push_back(columns);
+    return dims;
   }
-}
 
-Case draw_pointwise(Dice& dice, const std::string& name, Profile profile) {
-  Writer writer(name);
-  const Dims shape{1 + dice.below(3), 1 + dice.below(40), 1 + dice.below(60)};
-  const std::string dtype =
-      dice.pick<std::string>({"f32", "bf16", "f16", profile == Profile::any ? "f64" : "f32"});
-  Value x = writer.input(dtype, shape, dice.chance(30) ? matrix_strides(dice, shape) : Dims{});
-  if (dice.chance(50)) x = writer.convert(x, dtype == "f64" ? "f64" : "f32");
-  if (dice.chance(30)) x = reshaped(dice, writer, x);
-  if (dice.chance(20)) {
-    const std::int64_t axis = dice.below(3);
-    const Value index =
-        writer.op("iota", {}, x.dtype, x.shape, {{"shape", x.shape}, {"axis", axis}});
-    x = combine(dice, writer, x, index, false);
+  // ---- operands ----
+
+  // Rows, columns, padded rows; of rank 4 also leading dims that are no single dim.
+  Value operand(const Dims& shape, DType stored) {
+    Dims strides;
+    if (dice_.chance(45)) strides = steps_.strides(shape, false);
+    if (shape.size() == 4 && strides.empty() && dice_.chance(usual() ? 10 : 40)) {
+      strides = contiguous_strides(shape);
+      strides[0] += dice_.chance(50) ? strides[1] : 0;
+      if (dice_.chance(30)) strides[0] = 0;
+      if (dice_.chance(30)) strides[1] = 0;
+    } else if (shape.size() == 3 && dice_.chance(6)) {
+      if (strides.empty()) strides = contiguous_strides(shape);
+      strides[0] = 0;
+    }
+    return writer_.input(stored, shape, strides);
   }
-  x = post_ops(dice, writer, x, dtype);
-  x = activation(dice, writer, x);
-  if (dice.chance(40)) x = reduce(dice, writer, x);
-  if (dice.chance(40))
-    x = writer.convert(x, dice.pick<std::string>({"bf16", "f16", "f32", "i8", "u8"}));
-  writer.output(x);
-  if (profile == Profile::any && dice.chance(20)) writer.strict();
-  return {name, std::move(writer).take(), 1, plan::InputStyle::normal};
-}
+
+  // From storage to what the product multiplies.
+  Value prepared(const Dims& shape, DType stored, DType compute, bool more) {
+    Value x = operand(shape, stored);
+    const bool pre = more && dice_.chance(usual() ? 25 : 45);
+    if (pre && dice_.chance(50)) x = writer_.convert(x, compute);
+    if (pre && is_float(x.dtype))
+      x = steps_.before(writer_, x, 1 + static_cast<int>(dice_.below(2)));
+    if (is_float(compute) != is_float(x.dtype) || stored != compute || x.dtype == DType::f64) {
+      x = writer_.convert(x, compute);
+    }
+    return x;
+  }
+
+  DType stored_of(DType compute) {
+    if (compute == DType::f64 || dice_.chance(50)) return compute;
+    if (usual())
+      return dice_.pick({DType::i8, DType::i8, DType::f32, DType::f8e4m3, DType::f8e5m2});
+    return dice_.pick({DType::i8, DType::u8, DType::i4, DType::i32, DType::f32, DType::f16,
+                       DType::bf16, DType::f8e4m3, DType::f8e5m2, DType::f4e2m1});
+  }
+
+  // ---- what follows ----
+
+  int count() { return 1 + static_cast<int>(dice_.below(12)); }
+
+  void store(Value x) {
+    if (x.dtype == DType::f32 && dice_.chance(60)) {
+      const bool small = x.peak() < 1e4;
+      x = writer_.convert(
+          x, small && !usual() && dice_.chance(35)
+                 ? dice_.pick({DType::i8, DType::u8, DType::i4, DType::i32, DType::f8e4m3,
+                               DType::f8e5m2, DType::f16, DType::f64, DType::f4e2m1})
+             : small ? storage_
+                     : DType::f32);
+    } else if (x.dtype == DType::i32 && dice_.chance(30)) {
+      x = writer_.convert(x, DType::i8);
+    }
+    if (!writer_.may_be_output(x)) return;
+    const bool strided = x.shape.size() >= 2 && dice_.chance(25);
+    writer_.output(x, strided ? steps_.strides(x.shape, false) : Dims{}, dice_.chance(10) ? 4 : 16);
+  }
+
+  // `ops` of them, the last one a reduction now and then.
+  void follow(Value x, int ops) {
+    const bool reduces = dice_.chance(usual() ? 15 : 25);
+    x = steps_.program(writer_, x, ops - (reduces ? 1 : 0));
+    if (reduces) {
+      if (x.dtype == DType::boolean) x = writer_.convert(x, DType::f32);
+      if (dice_.chance(30) && writer_.may_be_output(x)) writer_.output(x);
+      x = steps_.exit_reduction(writer_, x);
+    }
+    store(x);
+  }
+
+  // ---- forms ----
+
+  void every_pair() {
+    static const auto pairs = matmul_pairs();
+    const auto [a, b] = pairs[static_cast<std::size_t>(number_ / 4) % pairs.size()];
+    const Sizes s = sizes();
+    const Value x = operand(shape(s, s.m, s.k, false), a);
+    const Value y = operand(shape(s, s.k, s.n, true), b);
+    product(x, y);
+  }
+
+  void product(const Value& a, const Value& b) {
+    if (!is_float(a.dtype)) {
+      Value c = writer_.matmul(a, b);
+      if (dice_.chance(50)) return follow(c, count());
+      const int ops = count();
+      const bool first = ops > 1 && dice_.chance(30);
+      if (first) c = steps_.program(writer_, c, 1);
+      return follow(writer_.convert(c, DType::f32), ops - (first ? 1 : 0));
+    }
+    const bool wide = a.dtype == DType::f64 || b.dtype == DType::f64;
+    DType dtype = wide ? DType::f64 : DType::f32;
+    // As frameworks write it: the product in the operands' type, converted behind it.
+    const bool half = a.dtype == b.dtype && (a.dtype == DType::bf16 || a.dtype == DType::f16);
+    if (half && dice_.chance(35)) dtype = a.dtype;
+    follow(writer_.matmul(a, b, dtype), count());
+  }
+
+  DType compute_type() {
+    if (usual()) return dice_.pick({DType::bf16, DType::bf16, DType::f16, DType::f16, DType::f32});
+    return dice_.pick({DType::bf16, DType::bf16, DType::f16, DType::f16, DType::f32, DType::f64});
+  }
+
+  void one_product() {
+    const Sizes s = sizes();
+    if (dice_.chance(12)) {
+      const DType b = usual() || dice_.chance(60) ? DType::i8 : dice_.pick(kIntegers);
+      const Value x = operand(shape(s, s.m, s.k, false), DType::i8);
+      return product(x, operand(shape(s, s.k, s.n, true), b));
+    }
+    if (usual() && dice_.chance(8)) {
+      const DType other = dice_.pick({DType::f8e4m3, DType::f8e5m2});
+      const Value x = operand(shape(s, s.m, s.k, false), DType::f8e4m3);
+      return product(x, operand(shape(s, s.k, s.n, true), other));
+    }
+    const DType compute = compute_type();
+    const Value a = prepared(shape(s, s.m, s.k, false), stored_of(compute), compute, true);
+    const bool mixed = dice_.chance(usual() ? 20 : 50);
+    const Value b =
+        prepared(shape(s, s.k, s.n, true), mixed ? stored_of(compute) : compute, compute, mixed);
+    product(a, b);
+  }
+
+  // SwiGLU and its kin.
+  void two_products_of_one() {
+    const Sizes s = sizes();
+    const DType compute = compute_type();
+    const Value a = prepared(shape(s, s.m, s.k, false), stored_of(compute), compute, false);
+    const Value gate = writer_.matmul(a, operand(shape(s, s.k, s.n, true), compute), DType::f32);
+    const Value up = writer_.matmul(a, operand(shape(s, s.k, s.n, true), compute), DType::f32);
+    const Value on = writer_.unary(
+        dice_.pick<std::string>({"silu", "gelu", "gelu_tanh", "sigmoid", "relu"}), gate);
+    const Value x = writer_.binary("mul", on, up);
+    if (dice_.chance(50)) return store(x);
+    follow(x, 1 + static_cast<int>(dice_.below(4)));
+  }
+
+  void product_of_product() {
+    Sizes s = sizes();
+    const DType compute = compute_type();
+    const Value a = operand(shape(s, s.m, s.k, false), compute);
+    Value x = writer_.matmul(a, operand(shape(s, s.k, s.n, true), compute),
+                             compute == DType::f64 ? DType::f64 : DType::f32);
+    if (dice_.chance(60)) x = writer_.unary(dice_.pick<std::string>({"relu", "tanh", "silu"}), x);
+    x = writer_.convert(x, compute);
+    const std::int64_t columns = size(usual() ? 128 : 40);
+    x = writer_.matmul(x, operand(shape(s, s.n, columns, true), compute),
+                       compute == DType::f64 ? DType::f64 : DType::f32);
+    if (dice_.chance(50)) return store(x);
+    follow(x, 1 + static_cast<int>(dice_.below(4)));
+  }
+
+  void sum_of_products() {
+    const Sizes s = sizes();
+    const DType compute = compute_type();
+    const DType dtype = compute == DType::f64 ? DType::f64 : DType::f32;
+    const auto product_of = [&](std::int64_t k) {
+      const Value a = operand(shape(s, s.m, k, false), compute);
+      return writer_.matmul(a, operand(shape(s, k, s.n, true), compute), dtype);
+    };
+    const Value first = product_of(s.k);
+    follow(writer_.binary("add", first, product_of(size(60))),
+           1 + static_cast<int>(dice_.below(6)));
+  }
+
+  Dims any_shape() {
+    const std::int64_t rank = dice_.pick<std::int64_t>({1, 2, 3, 3, 3, 4});
+    Dims dims;
+    for (std::int64_t i = 0; i < rank; ++i) {
+      dims.push_back(i + 2 < rank ? 1 + dice_.below(4) : size(rank == 1 ? 200 : 48));
+    }
+    return dims;
+  }
+
+  void pointwise() {
+    const Dims dims = any_shape();
+    const DType dtype =
+        usual() ? dice_.pick({DType::f32, DType::bf16, DType::f16})
+                : dice_.pick({DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8e4m3,
+                              DType::f8e5m2, DType::i8, DType::i32, DType::u8});
+    Value x = steps_.input(writer_, dtype, dims);
+    if (bit_width(dtype) < 16 || dice_.chance(50)) {
+      const bool integer = is_integer(dtype) && dice_.chance(50);
+      x = writer_.convert(x, integer ? DType::i32 : DType::f32);
+    }
+    follow(x, count());
+  }
+
+  // ---- norms ----
+
+  struct Normed {
+    Dims shape, axes, scale, stats;
+    DType x, parameters, wide;
+  };
+
+  Normed normed() {
+    Normed n;
+    n.shape =
+        usual() ? Dims{1 + dice_.below(3), size(64), 16 * (1 + dice_.below(16))} : any_shape();
+    if (!usual() && n.shape.size() == 1) n.shape.insert(n.shape.begin(), size(20));
+    const auto rank = static_cast<std::int64_t>(n.shape.size());
+    if (dice_.chance(usual() ? 90 : 55)) {
+      n.axes = {rank - 1};
+    } else if (dice_.chance(50)) {
+      for (std::int64_t i = std::min<std::int64_t>(1, rank - 1); i < rank; ++i) n.axes.push_back(i);
+    } else {
+      n.axes = steps_.axes(n.shape);
+    }
+    n.x = usual() ? dice_.pick({DType::bf16, DType::f16, DType::f32})
+                  : dice_.pick({DType::bf16, DType::f16, DType::f32, DType::f32, DType::f64});
+    n.wide = n.x == DType::f64 ? DType::f64 : DType::f32;
+    n.parameters = dice_.chance(60) ? n.x : n.wide;
+    for (std::size_t i = 0; i < n.shape.size(); ++i) {
+      const bool reduced =
+          std::find(n.axes.begin(), n.axes.end(), static_cast<std::int64_t>(i)) != n.axes.end();
+      n.scale.push_back(reduced ? n.shape[i] : 1);
+      n.stats.push_back(reduced ? 1 : n.shape[i]);
+    }
+    while (!usual() && n.scale.size() > 1 && n.scale.front() == 1 && dice_.chance(50)) {
+      n.scale.erase(n.scale.begin());
+    }
+    return n;
+  }
+
+  struct Normal {
+    Value y, mean, inv_std;
+  };
+
+  Normal apply_norm(const Normed& n, bool layer, const Value& x, const Value& scale, bool stats) {
+    const auto output = [&](DType dtype, const Dims& dims, double low, double high) {
+      return Value{writer_.fresh(), dtype, dims, low, high};
+    };
+    Json in{{"x", x.name}, {"scale", scale.name}};
+    if (dice_.chance(60)) in["bias"] = writer_.input(n.parameters, n.scale).name;
+    Normal result{output(n.x, n.shape, -10, 10), output(n.wide, n.stats, x.low, x.high),
+                  output(n.wide, n.stats, 0, 4)};
+    Json out{{"y", result.y.name}};
+    if (stats && layer) out["mean"] = result.mean.name;
+    if (stats) out["inv_std"] = result.inv_std.name;
+    writer_.named(layer ? "layer_norm" : "rms_norm", std::move(in), std::move(out),
+                  {{"axes", n.axes}, {"eps", dice_.pick({1e-5, 1e-3, 0.5})}});
+    return result;
+  }
+
+  void norm() {
+    const Normed n = normed();
+    const bool layer = dice_.chance(50);
+    const std::int64_t neighbours = dice_.below(4);
+    Value x = steps_.input(writer_, n.x, n.shape);
+    if (neighbours == 1 && dice_.chance(60)) {  // a residual
+      x = writer_.binary("add", x, steps_.input(writer_, n.x, n.shape));
+      if (dice_.chance(50)) writer_.output(x);
+    } else if (neighbours == 2 && n.shape.size() >= 2) {  // a projection
+      Dims left = n.shape;
+      left.back() = 1 + dice_.below(40);
+      const Value w = steps_.input(writer_, n.x, {left.back(), n.shape.back()});
+      x = writer_.matmul(steps_.input(writer_, n.x, left), w);
+    }
+    const Value scale = writer_.input(n.parameters, n.scale);
+    const bool stats = dice_.chance(50);
+    const Normal result = apply_norm(n, layer, x, scale, stats);
+    if (stats && layer) writer_.output(result.mean);
+    if (stats) writer_.output(result.inv_std);
+    if (neighbours == 0) return writer_.output(result.y);
+    if (neighbours == 3 && n.shape.size() >= 2) {  // what reads it
+      writer_.output(result.y);
+      const Value w = steps_.input(writer_, n.x, {n.shape.back(), 1 + dice_.below(40)});
+      return store(writer_.matmul(result.y, w, n.wide));
+    }
+    follow(result.y, 1 + static_cast<int>(dice_.below(4)));
+  }
+
+  void norm_backward() {
+    const Normed n = normed();
+    const bool layer = dice_.chance(50);
+    Value dy = steps_.input(writer_, n.x, n.shape);
+    const Value x = steps_.input(writer_, n.x, n.shape);
+    const Value scale = writer_.input(n.parameters, n.scale);
+    Value mean;
+    Value inv_std;
+    if (dice_.chance(30)) {  // with its forward
+      const Normal forward = apply_norm(n, layer, x, scale, true);
+      writer_.output(forward.y);
+      mean = forward.mean;
+      inv_std = forward.inv_std;
+    } else {
+      if (layer) mean = writer_.input(n.wide, n.stats);
+      inv_std = writer_.input(n.wide, n.stats);
+    }
+    if (dice_.chance(25)) {
+      dy = steps_.before(writer_, dy, 1 + static_cast<int>(dice_.below(2)));
+      dy = writer_.convert(dy, n.x);
+    }
+    Json in{{"dy", dy.name}, {"x", x.name}, {"scale", scale.name}, {"inv_std", inv_std.name}};
+    if (layer) in["mean"] = mean.name;
+    Json out = Json::object();
+    const bool dx = dice_.chance(80);
+    const bool dscale = !dx || dice_.chance(75);
+    const bool dbias = dice_.chance(60);
+    const Value gradient{writer_.fresh(), n.x, n.shape, -20, 20};
+    const std::string dscale_name = writer_.fresh();
+    const std::string dbias_name = writer_.fresh();
+    if (dx) out["dx"] = gradient.name;
+    if (dscale) out["dscale"] = dscale_name;
+    if (dbias) out["dbias"] = dbias_name;
+    writer_.named(layer ? "layer_norm_backward" : "rms_norm_backward", std::move(in),
+                  std::move(out), {{"axes", n.axes}});
+    if (dscale) writer_.output({dscale_name, n.parameters, n.scale});
+    if (dbias) writer_.output({dbias_name, n.parameters, n.scale});
+    if (!dx) return;
+    if (dice_.chance(70)) return writer_.output(gradient);
+    follow(gradient, 1 + static_cast<int>(dice_.below(4)));
+  }
+
+  // ---- block scales ----
+
+  void scaled_product() {
+    Sizes s = sizes();
+    const bool fp4 = dice_.chance(30);
+    const std::int64_t block = fp4 ? 16 : usual() ? 32 : dice_.pick<std::int64_t>({32, 32, 16, 8});
+    if (dice_.chance(60)) s.k = block * (1 + dice_.below(4));
+    const auto values = [&] {
+      return fp4 ? DType::f4e2m1 : dice_.pick({DType::f8e4m3, DType::f8e4m3, DType::f8e5m2});
+    };
+    const DType scales = fp4 ? DType::f8e4m3 : DType::f8e8m0;
+    const bool swizzled = dice_.chance(50);
+    const Value a = operand(shape(s, s.m, s.k, false), values());
+    const Value b = operand(shape(s, s.k, s.n, true), values());
+    const auto up = [](std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; };
+    const auto scales_of = [&](const Value& x, bool left) {
+      Dims dims = x.shape;
+      std::int64_t& blocks = dims[dims.size() - (left ? 1 : 2)];
+      std::int64_t& rows = dims[dims.size() - (left ? 2 : 1)];
+      blocks = up(blocks, block) / block;
+      if (swizzled) {
+        blocks = up(blocks, 4);
+        rows = up(rows, 128);
+      }
+      return writer_.input(scales, dims);
+    };
+    const Value a_scale = scales_of(a, true);
+    const Value b_scale = scales_of(b, false);
+    Dims dims = s.batch;
+    dims.insert(dims.end(), {s.m, s.n});
+    const double peak = std::sqrt(static_cast<double>(s.k)) * 64;
+    Value x{writer_.fresh(), DType::f32, dims, -peak, peak};
+    Json attributes{{"block", block}};
+    if (swizzled) attributes["swizzled"] = true;
+    if (dice_.chance(25)) {
+      x.dtype = storage_;
+      attributes["dtype"] = to_string(storage_);
+    }
+    writer_.named(
+        "scaled_matmul",
+        {{"a", a.name}, {"b", b.name}, {"a_scale", a_scale.name}, {"b_scale", b_scale.name}},
+        x.name, std::move(attributes));
+    if (dice_.chance(40)) return store(x);
+    follow(x, count());
+  }
+
+  Dice dice_;
+  int number_;
+  bool gpu_;
+  Taste taste_;
+  Writer writer_;
+  DType storage_;
+  Steps steps_;
+};
 
 }  // namespace
 
 std::vector<Case> fusion_cases(std::uint64_t seed, int count, Profile profile) {
   std::vector<Case> cases;
   for (int i = 0; i < count; ++i) {
-    Dice dice(seed * 7919 + static_cast<std::uint64_t>(i));
-    const std::string name = fmt::format("fusion-{}", i);
-    const bool matmul = dice.chance(profile == Profile::gpu ? 90 : 65);
-    cases.push_back(matmul ? draw_matmul(dice, name, profile)
-                           : draw_pointwise(dice, name, profile));
+    cases.push_back(Drawing(seed, i, profile).draw());
     cases.back().seed = seed + static_cast<std::uint64_t>(i);
   }
   return cases;

@@ -29,7 +29,7 @@ struct Flags {
   std::string json;
   std::string out;
   int count = 100;
-  int sample = 0;  // of the attention cases; 0: all
+  int sample = 0;  // of the random cases of each kind; 0: all
   std::uint64_t seed = 1;
   std::uint64_t sample_seed = 1;
   int shard = 1;
@@ -48,16 +48,17 @@ std::vector<Case> chosen_cases(const Flags& flags) {
       if (item.name.find(flags.only) != std::string::npos) cases.push_back(std::move(item));
     }
   };
+  const auto some = [&](std::vector<Case> list) {
+    if (flags.sample == 0) return list;
+    return sampled(std::move(list), static_cast<std::size_t>(flags.sample), flags.sample_seed);
+  };
   const bool all = flags.kind == "all";
   if (all || flags.kind == "attention") {
-    auto list = attention_cases(flags.seed, flags.count, profile);
-    if (flags.sample > 0) {
-      list = sampled(std::move(list), static_cast<std::size_t>(flags.sample), flags.sample_seed);
-    }
-    append(std::move(list));
+    append(some(attention_cases(flags.seed, flags.count, profile)));
   }
-  if (all || flags.kind == "fusion") append(fusion_cases(flags.seed, flags.count, profile));
+  if (all || flags.kind == "fusion") append(some(fusion_cases(flags.seed, flags.count, profile)));
   if (all || flags.kind == "edge") append(edge_cases());
+  if (all || flags.kind == "xla") append(xla_cases());
   return cases;
 }
 
@@ -219,21 +220,23 @@ int main(int argc, char** argv) {
   lawson::cases::Flags flags;
   CLI::App app{"The parity case list on one engine"};
   app.footer(
-      "CI runs a sample of the attention list:\n"
+      "CI runs samples of the lists:\n"
       "  lawson-parity --kind attention --count 20000 --sample 2000 --threads 2\n"
-      "All of it (about half an hour on two cores):\n"
-      "  lawson-parity --kind attention --count 20000 --threads 2");
+      "  lawson-parity --kind fusion --count 3000 --sample 600 --threads 2\n"
+      "All of them (attention: about half an hour on two cores):\n"
+      "  lawson-parity --kind attention --count 20000 --threads 2\n"
+      "  lawson-parity --kind fusion --count 3000 --threads 2");
   app.add_option("--engine", flags.engine, "cpu, reference or cudnn");
   app.add_option("--mode", flags.mode)
       ->check(CLI::IsMember({"parity", "perf", "support", "specs"}));
   app.add_option("--kind", flags.kind)
-      ->check(CLI::IsMember({"all", "attention", "fusion", "edge"}));
+      ->check(CLI::IsMember({"all", "attention", "fusion", "edge", "xla"}));
   app.add_option("--profile", flags.profile, "what is drawn: anything, or what GPUs usually take")
       ->check(CLI::IsMember({"any", "gpu"}));
   app.add_option("--count", flags.count, "random cases of each kind");
   app.add_option("--seed", flags.seed, "of the list");
   app.add_option("--sample", flags.sample,
-                 "of the attention cases: the covering rows and a draw of the others");
+                 "of the random cases of each kind: covering rows and a draw of the others");
   app.add_option("--sample-seed", flags.sample_seed);
   app.add_option("--shard", flags.shard, "which part of --shards, from 1 on")
       ->check(CLI::PositiveNumber);
