@@ -16,10 +16,11 @@ namespace {
 
 constexpr int kKernelKnob = 24;  // CUDNN_KNOB_TYPE_KERNEL_CFG: the kernel, tiles and pipeline
 constexpr int kSplitKnob = 17;   // CUDNN_KNOB_TYPE_SPLIT_K_SLC: parts of K, summed afterwards
-// A product of fewer tiles than this leaves most of a GPU idle unless K is split.
+// A product of fewer tiles than this leaves most of a GPU idle unless a long K is split.
 constexpr std::int64_t kFewTiles = 64;
+constexpr std::int64_t kManyTiles = 128;
 constexpr std::int64_t kTile = 128;
-constexpr std::int64_t kSplits[] = {2, 4, 8};
+constexpr std::int64_t kLongK = 1024;
 // What quick tuning looks at: with so many on the list, the rest need not be asked for.
 constexpr std::size_t kQuick = 8;
 
@@ -46,7 +47,8 @@ void find_preferred(Judged& judged, const Question& question) {
   for (const std::string& name : judged.plan_names) append_new(judged.preferred, name);
 }
 
-std::vector<std::string> configs_of(const EngineKnobs& engine, bool split) {
+std::vector<std::string> configs_of(const EngineKnobs& engine,
+                                    const std::vector<std::int64_t>& splits) {
   std::vector<std::string> names;
   const auto knob = [&](int type) -> const EngineKnobs::Knob* {
     for (const EngineKnobs::Knob& candidate : engine.knobs) {
@@ -58,8 +60,8 @@ std::vector<std::string> configs_of(const EngineKnobs& engine, bool split) {
   if (kernel == nullptr) return {fmt::format("eng{}", engine.engine)};
   for (std::int64_t value = kernel->least; value <= kernel->most; value += kernel->step) {
     names.push_back(fmt::format("eng{}_k{}={}", engine.engine, kKernelKnob, value));
-    if (!split || knob(kSplitKnob) == nullptr) continue;
-    for (const std::int64_t parts : kSplits) {
+    if (knob(kSplitKnob) == nullptr) continue;
+    for (const std::int64_t parts : splits) {
       names.push_back(
           fmt::format("eng{}_k{}={}_k{}={}", engine.engine, kSplitKnob, parts, kKernelKnob, value));
     }
@@ -67,11 +69,16 @@ std::vector<std::string> configs_of(const EngineKnobs& engine, bool split) {
   return names;
 }
 
-bool has_few_tiles(const ir::Graph& graph) {
+// In how many parts K may be worth splitting.
+std::vector<std::int64_t> splits_of(const ir::Graph& graph) {
   const auto workload = workload_of(graph);
-  if (!workload) return false;
+  if (!workload || workload->k < kLongK) return {};
   const auto tiles = [](std::int64_t size) { return (size + kTile - 1) / kTile; };
-  return tiles(workload->m) * tiles(workload->n) * workload->batch < kFewTiles;
+  const std::int64_t count = tiles(workload->m) * tiles(workload->n) * workload->batch;
+  if (count >= kFewTiles) return {};
+  std::int64_t parts = 2;
+  while (parts < 16 && parts * count < kManyTiles) parts *= 2;
+  return {parts, 2 * parts};
 }
 
 void find_all(Judged& judged, const Question& question) {
@@ -88,9 +95,9 @@ void find_all(Judged& judged, const Question& question) {
       judged.all = std::move(all);
       return;
     }
-    const bool split = has_few_tiles(question.graph);
+    const std::vector<std::int64_t> splits = splits_of(question.graph);
     for (const EngineKnobs& engine : judged.lowered->engines()) {
-      for (const std::string& name : configs_of(engine, split)) {
+      for (const std::string& name : configs_of(engine, splits)) {
         if (offers(*judged.lowered, name)) append_new(all, name);
       }
     }
