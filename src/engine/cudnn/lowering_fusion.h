@@ -21,8 +21,11 @@ class FusionLowering : public NormLowering {
         .set_compute_data_type(Type::FLOAT);
     if (graph_.strict) LAWSON_CHECK(check_strict());
     LAWSON_CHECK(check_norm_is_alone());
-    for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
-      if (!absorbed_nodes_[i]) LAWSON_CHECK(lower(graph_.nodes[i]));
+    const std::vector<bool> first = needed_by_products();
+    for (const bool turn : {true, false}) {
+      for (std::size_t i = 0; i < graph_.nodes.size(); ++i) {
+        if (first[i] == turn && !absorbed_nodes_[i]) LAWSON_CHECK(lower(graph_.nodes[i]));
+      }
     }
     return {};
   }
@@ -30,6 +33,23 @@ class FusionLowering : public NormLowering {
  private:
   using NormLowering::lower_op;
   using PointwiseLowering::lower_op;
+
+  // Products and what they are made from: lowered first, for indices take their shape from one.
+  std::vector<bool> needed_by_products() const {
+    std::vector<bool> nodes(graph_.nodes.size(), false);
+    std::vector<bool> tensors(graph_.tensors.size(), false);
+    for (std::size_t i = graph_.nodes.size(); i-- > 0;) {
+      const ir::Node& node = graph_.nodes[i];
+      nodes[i] = std::holds_alternative<ir::Matmul>(node.op) ||
+                 std::holds_alternative<ir::ScaledMatmul>(node.op) ||
+                 std::any_of(node.outputs.begin(), node.outputs.end(),
+                             [&](ir::TensorId id) { return id != ir::kNone && tensors[at(id)]; });
+      for (const ir::TensorId id : node.inputs) {
+        if (nodes[i] && id != ir::kNone) tensors[at(id)] = true;
+      }
+    }
+    return nodes;
+  }
 
   Status lower(const ir::Node& node) {
     return std::visit([&](const auto& op) { return lower_op(node, op); }, node.op);
@@ -60,11 +80,19 @@ class FusionLowering : public NormLowering {
                         batch, dims[0]));
       }
     }
+    if (a->get_dim()[0] == 1 && b->get_dim()[0] == 1 && dims[0] != 1) {
+      return refuse("matmul_operand", node,
+                    fmt::format("both operands repeat along the batch, so all {} products are the "
+                                "same; cuDNN computes one: multiply once, and repeat the result",
+                                dims[0]));
+    }
     const TensorPtr product = target_.matmul(a, b,
                                              fe::graph::Matmul_attributes()
                                                  .set_name(tensor_of(node.outputs[0]).name)
                                                  .set_compute_data_type(compute));
-    return finish(node, product);
+    LAWSON_CHECK(finish(node, product));
+    products_.emplace_back(value(node.outputs[0]).dims, product);
+    return {};
   }
 
   // A matmul reads its operand in exactly the type that was written.
@@ -160,7 +188,7 @@ class FusionLowering : public NormLowering {
             .set_is_negative_scale(false)
             .set_compute_data_type(Type::FLOAT)
             .set_name(fmt::format("dequantize{}", right ? 1 : 0)));
-    result->set_data_type(Type::FLOAT);
+    result->set_dim(values->get_dim()).set_stride(values->get_stride()).set_data_type(Type::FLOAT);
     return result;
   }
 
@@ -360,6 +388,13 @@ class FusionLowering : public NormLowering {
     const ir::TensorId to = node.outputs[0];
     const Value known = value(from);
     if (known.kind == Value::Kind::constant) return alias(node);
+    if (known.kind == Value::Kind::iota && sink_of(to) == nullptr &&
+        std::holds_alternative<ir::Broadcast>(node.op)) {
+      value(to) = known;
+      value(to).axis += static_cast<std::int64_t>(tensor_of(to).shape.size()) -
+                        static_cast<std::int64_t>(tensor_of(from).shape.size());
+      return {};
+    }
     if (known.kind == Value::Kind::memory) {
       const auto layout = change(known.layout);
       if (!layout) {

@@ -188,13 +188,14 @@ class NormLowering : public PointwiseLowering {
     LAWSON_CHECK(check_dtype(node, tensor, extent == Extent::rows));
     if (!is_packed(layout, order)) return not_packed(node, tensor.name, layout);
     const std::int64_t bytes = layout.offset * bit_width(tensor.dtype) / 8;
+    LAWSON_TRY(const std::int64_t alignment, alignment_at(node, tensor, bytes));
     return target_.tensor(fe::graph::Tensor_attributes()
                               .set_uid(uid_of(source, bytes))
                               .set_name(tensor.name)
                               .set_dim(extents(rows, extent))
                               .set_stride(strides(rows, extent))
                               .set_data_type(type_of(tensor.dtype))
-                              .set_alignment(alignment_at(tensor, bytes)));
+                              .set_alignment(alignment));
   }
 
   Result<TensorPtr> in_rows(const ir::Node& node, const Rows& rows, std::size_t slot) {
@@ -250,10 +251,11 @@ class NormLowering : public PointwiseLowering {
                                                    : rows.order();
     if (!layout || !is_packed(*layout, order)) return not_packed(node, output.name, sink->layout);
     const std::int64_t bytes = layout->offset * bit_width(output.dtype) / 8;
+    LAWSON_TRY(const std::int64_t alignment, alignment_at(node, output, bytes));
     tensor->set_uid(uid_of(sink->output, bytes))
         .set_name(output.name)
         .set_data_type(type_of(output.dtype))
-        .set_alignment(alignment_at(output, bytes));
+        .set_alignment(alignment);
     return {};
   }
 };

@@ -257,10 +257,17 @@ class FusionValues {
     return uid;
   }
 
-  static std::int64_t alignment_at(const ir::Tensor& tensor, std::int64_t byte_offset) {
+  // What a part of a tensor that begins so many bytes behind it can promise.
+  Result<std::int64_t> alignment_at(const ir::Node& node, const ir::Tensor& tensor,
+                                    std::int64_t byte_offset) const {
     std::int64_t alignment = tensor.alignment;
     while (alignment > 1 && byte_offset % alignment != 0) alignment /= 2;
-    return alignment;
+    const std::int64_t element = bit_width(tensor.dtype) / 8;
+    if (alignment >= element) return alignment;
+    return refuse("alignment", node,
+                  fmt::format("{} has an alignment of {} bytes; cuDNN needs at least that of an "
+                              "element, {}",
+                              tensor.name, alignment, element));
   }
 
   // The frontend tensor for a view of an input. Block scales have an order of their own.
@@ -285,13 +292,14 @@ class FusionValues {
     if (bits % 8 != 0) {
       return refuse("slice", node, fmt::format("{} starts inside a byte", source.name));
     }
+    LAWSON_TRY(const std::int64_t alignment, alignment_at(node, source, bits / 8));
     fe::graph::Tensor_attributes attributes;
     attributes.set_uid(uid_of(view.source, bits / 8))
         .set_name(source.name)
         .set_dim(native_dims(folded->dims))
         .set_stride(native_strides(folded->strides))
         .set_data_type(source.dtype == DType::boolean ? byte_type() : type_of(source.dtype))
-        .set_alignment(alignment_at(source, bits / 8))
+        .set_alignment(alignment)
         .set_is_pass_by_value(source.by_value);
     if (swizzled) attributes.set_reordering_type(fe::TensorReordering_t::F8_128x4);
     TensorPtr tensor = target_.tensor(attributes);
@@ -365,7 +373,7 @@ class FusionValues {
     return {};
   }
 
-  // cuDNN's index generator takes its shape from a tensor: the other operand.
+  // cuDNN's index generator takes its shape from a tensor: the other operand, or a product.
   Result<TensorPtr> iota(const ir::Node& node, ir::TensorId id, const Dims3& wanted) {
     const ir::Node& made = *producers_[at(id)];
     const auto axis = fold_axis(tensor_of(id).shape, value(id).axis);
@@ -383,19 +391,26 @@ class FusionValues {
       } else if (shape.kind == Value::Kind::memory) {
         LAWSON_TRY(tensor, memory_tensor(node, shape, dims));
       }
-      if (tensor == nullptr || dims != wanted) continue;
-      const TensorPtr index = target_.pointwise(tensor, Pointwise()
-                                                            .set_name("iota")
-                                                            .set_mode(Mode::GEN_INDEX)
-                                                            .set_axis(*axis)
-                                                            .set_compute_data_type(Type::INT32));
-      index->set_dim(native_dims(wanted))
-          .set_stride(native_strides(packed_strides(wanted)))
-          .set_data_type(Type::INT32);
-      return index;
+      if (tensor != nullptr && dims == wanted) return index_like(tensor, *axis, wanted);
+    }
+    for (const auto& [dims, tensor] : products_) {
+      if (dims == wanted) return index_like(tensor, *axis, wanted);
     }
     return refuse("iota", made,
-                  "cuDNN makes indices only beside another operand of the result's full shape");
+                  "cuDNN makes indices only beside a tensor of their full shape: another operand, "
+                  "or the result of a matmul");
+  }
+
+  TensorPtr index_like(const TensorPtr& tensor, int axis, const Dims3& dims) {
+    const TensorPtr index = target_.pointwise(tensor, Pointwise()
+                                                          .set_name("iota")
+                                                          .set_mode(Mode::GEN_INDEX)
+                                                          .set_axis(axis)
+                                                          .set_compute_data_type(Type::INT32));
+    index->set_dim(native_dims(dims))
+        .set_stride(native_strides(packed_strides(dims)))
+        .set_data_type(Type::INT32);
+    return index;
   }
 
   // ---- Results ---------------------------------------------------------------------------------
@@ -445,6 +460,7 @@ class FusionValues {
                                 output.name, to_string(output.shape), to_string(output.strides)));
     }
     const std::int64_t bytes = layout.offset * bit_width(output.dtype) / 8;
+    LAWSON_TRY(const std::int64_t alignment, alignment_at(node, output, bytes));
     result.dims = folded->dims;
     result.type = type_of(output.dtype);
     tensor->set_output(true)
@@ -453,7 +469,7 @@ class FusionValues {
         .set_dim(native_dims(folded->dims))
         .set_stride(native_strides(folded->strides))
         .set_data_type(result.type)
-        .set_alignment(alignment_at(output, bytes));
+        .set_alignment(alignment);
     return {};
   }
 
@@ -537,6 +553,7 @@ class FusionValues {
   std::map<ir::TensorId, Sink> sinks_;
   std::map<ir::TensorId, bool> used_;
   std::map<std::tuple<ir::TensorId, Dims3, Dims3, std::int64_t, bool>, TensorPtr> memory_tensors_;
+  std::vector<std::pair<Dims3, TensorPtr>> products_;  // results of matmuls
   std::vector<std::string> rewrites_;
   std::int64_t own_uids_ = 0;
   int op_count_ = 0;

@@ -26,7 +26,9 @@ Json op(const char* name, const Json& operands, const Json& results, const Json&
   return made;
 }
 
-ir::Graph graph(const Json& inputs, const Json& ops, const Json& outputs, bool strict = false) {
+using List = std::vector<Json>;
+
+ir::Graph graph(const List& inputs, const List& ops, const List& outputs, bool strict = false) {
   return graph_of({{"lawson", 1},
                    {"kind", "graph"},
                    {"name", "case"},
@@ -37,7 +39,7 @@ ir::Graph graph(const Json& inputs, const Json& ops, const Json& outputs, bool s
 }
 
 // relu'd product [64, 64] of bf16, then `ops` from "p" and the inputs "z" f32 and "v" f32[64].
-ir::Graph behind_product(Json ops, const Json& outputs) {
+ir::Graph behind_product(List ops, const List& outputs) {
   ops.insert(ops.begin(), op("matmul", {"x", "w"}, "p", {{"dtype", "f32"}}));
   return graph({in("x", "bf16", {64, 64}), in("w", "bf16", {64, 64}), in("z", "f32", {64, 64}),
                 in("v", "f32", {64})},
@@ -45,7 +47,7 @@ ir::Graph behind_product(Json ops, const Json& outputs) {
 }
 
 // `ops` from "x" f32[48, 64] and "z" alike, without a product.
-ir::Graph pointwise(const Json& ops, const Json& outputs, bool strict = false) {
+ir::Graph pointwise(const List& ops, const List& outputs, bool strict = false) {
   return graph({in("x", "f32", {48, 64}), in("z", "f32", {48, 64})}, ops, outputs, strict);
 }
 
@@ -161,8 +163,7 @@ TEST(Fusions, EveryPointwiseOpBehindAProductAndAlone) {
 }
 
 TEST(Fusions, GradientsAndCompositionsCompile) {
-  Json ops;
-  Json outputs;
+  List ops;
   std::string last = "p";
   for (const char* each :
        {"tanh_grad", "sigmoid_grad", "relu_grad", "leaky_relu_grad", "relu6_grad", "elu_grad",
@@ -212,9 +213,9 @@ TEST(Fusions, ReductionsAlone) {
       graph({in("x", "f32", {3, 48, 64})}, {op("reduce_sum", {"x"}, "y", {{"axes", {1}}})}, {"y"}),
       kAll, "graph_pattern", "op 'reduce_sum' (y)", Strength::judged);
   refused("something behind it",
-          pointwise({op("reduce_max", {"x"}, "m", {{"axes", {1}}, {"keepdims", true}}),
-                     op("sub", {"x", "m"}, "y")},
-                    {"y"}),
+          behind_product({op("reduce_max", {"p"}, "m", {{"axes", {1}}, {"keepdims", true}}),
+                          op("sub", {"p", "m"}, "y")},
+                         {"y"}),
           "h200", "reduction", "op 'reduce_max' (m)", Strength::judged);
   const Json thirds = op("reduce_mean", {"x"}, "y", {{"axes", {0}}});
   refused("strict mean of 48", pointwise({thirds}, {"y"}, true), "h200", "strict", "divided by 48",
@@ -225,18 +226,22 @@ TEST(Fusions, ReductionsAlone) {
 
 ir::Graph norm(const char* kind, const char* dtype, const char* scale, const Dims& shape,
                const Json& axes, const Json& results, const Dims& strides = {}) {
-  Dims parameter;
-  for (const auto& axis : axes) {
-    parameter.push_back(shape[axis.get<std::size_t>()]);
+  Dims parameter(shape.begin() + axes.front().get<std::ptrdiff_t>(), shape.end());
+  for (std::size_t i = 0; i < parameter.size(); ++i) {
+    const auto axis = axes.front().get<std::size_t>() + i;
+    if (std::find(axes.begin(), axes.end(), axis) == axes.end()) parameter[i] = 1;
   }
   Json operands{{"x", "x"}, {"scale", "s"}};
-  Json inputs{in("x", dtype, shape, strides), in("s", scale, parameter)};
+  List inputs{in("x", dtype, shape, strides), in("s", scale, parameter)};
   if (std::string{kind} == "layer_norm") {
     inputs.push_back(in("b", scale, parameter));
     operands["bias"] = "b";
   }
-  Json outputs = Json::array();
-  for (const auto& [slot, name] : results.items()) outputs.push_back({{"name", name}});
+  List outputs;
+  for (const auto& [slot, name] : results.items()) {
+    outputs.push_back({{"name", name}});
+    if (slot == "y" && !strides.empty()) outputs.back()["strides"] = strides;
+  }
   return graph(inputs, {op(kind, operands, results, {{"axes", axes}, {"eps", 1e-6}})}, outputs);
 }
 
@@ -246,14 +251,14 @@ ir::Graph norm_backward(const char* kind, const char* dtype, const char* scale, 
   const std::int64_t last = static_cast<std::int64_t>(shape.size()) - 1;
   Dims stats = shape;
   stats.back() = 1;
-  Json inputs{in("dy", dtype, shape), in("x", dtype, shape), in("s", scale, {shape.back()}),
+  List inputs{in("dy", dtype, shape), in("x", dtype, shape), in("s", scale, {shape.back()}),
               in("i", "f32", stats)};
   Json operands{{"dy", "dy"}, {"x", "x"}, {"scale", "s"}, {"inv_std", "i"}};
   if (std::string{kind} == "layer_norm") {
     inputs.push_back(in("m", "f32", stats));
     operands["mean"] = "m";
   }
-  Json outputs = Json::array();
+  List outputs;
   for (const auto& [slot, result] : results.items()) outputs.push_back({{"name", result}});
   return graph(inputs, {op(name.c_str(), operands, results, {{"axes", {last}}})}, outputs);
 }
@@ -294,7 +299,7 @@ TEST(Fusions, NormsBackward) {
 }
 
 TEST(Fusions, NormsAreAlone) {
-  const Json inputs{in("x", "bf16", {4, 96}), in("s", "f32", {96})};
+  const List inputs{in("x", "bf16", {4, 96}), in("s", "f32", {96})};
   const Json normed = op("rms_norm", {{"x", "x"}, {"scale", "s"}}, {{"y", "y"}}, {{"axes", {1}}});
   refused("behind it",
           graph(inputs, {normed, op("silu", {"y"}, "z", {{"source", "mlp.cpp:12"}})}, {"z"}), kAll,
@@ -313,14 +318,14 @@ TEST(Fusions, NormsAreAlone) {
 }
 
 ir::Graph scaled(const char* dtype, const char* scale, std::int64_t block, bool swizzled,
-                 std::int64_t m, std::int64_t n, std::int64_t k, const Json& ops = Json::array(),
+                 std::int64_t m, std::int64_t n, std::int64_t k, const List& ops = {},
                  const char* result = "p") {
   const auto up = [](std::int64_t value, std::int64_t to) { return (value + to - 1) / to * to; };
   const std::int64_t blocks = (k + block - 1) / block;
   const std::int64_t wide = swizzled ? up(blocks, 4) : blocks;
   const std::int64_t rows = swizzled ? up(m, 128) : m;
   const std::int64_t columns = swizzled ? up(n, 128) : n;
-  Json all{op("scaled_matmul", {{"a", "a"}, {"b", "b"}, {"a_scale", "sa"}, {"b_scale", "sb"}}, "p",
+  List all{op("scaled_matmul", {{"a", "a"}, {"b", "b"}, {"a_scale", "sa"}, {"b_scale", "sb"}}, "p",
               {{"block", block}, {"swizzled", swizzled}, {"source", "mlp.cpp:7"}})};
   for (const Json& each : ops) all.push_back(each);
   return graph(
@@ -354,7 +359,7 @@ TEST(Fusions, BlockScaledProducts) {
 }
 
 TEST(Fusions, Concatenation) {
-  const Json halves{op("relu", {"x"}, "a"), op("neg", {"x"}, "b"),
+  const List halves{op("relu", {"x"}, "a"), op("neg", {"x"}, "b"),
                     op("concat", {"a", "b"}, "y", {{"axis", 1}})};
   built("two results side by side", pointwise(halves, {"y"}), kAll);
   built("two results of a product, one above the other",
@@ -373,8 +378,8 @@ TEST(Fusions, Concatenation) {
 
 TEST(Fusions, ValuesWithoutOperandsAndViews) {
   built("a causal mask of indices",
-        behind_product({op("iota", Json::array(), "i", {{"shape", {64, 64}}, {"axis", 0}}),
-                        op("iota", Json::array(), "j", {{"shape", {64, 64}}, {"axis", 1}}),
+        behind_product({op("iota", Json::array(), "i", {{"shape", {64, 1}}, {"axis", 0}}),
+                        op("iota", Json::array(), "j", {{"shape", {64}}, {"axis", 0}}),
                         op("compare_ge", {"i", "j"}, "keep"),
                         op("constant", Json::array(), "low", {{"value", -1e30}}),
                         op("select", {"keep", "p", "low"}, "y")},
@@ -400,7 +405,7 @@ TEST(Fusions, ValuesWithoutOperandsAndViews) {
 }
 
 TEST(Fusions, BooleansWithoutAProduct) {
-  const Json inputs{in("x", "f32", {48, 64}), in("m", "bool", {48, 64})};
+  const List inputs{in("x", "f32", {48, 64}), in("m", "bool", {48, 64})};
   built("a mask", graph(inputs, {op("neg", {"x"}, "n"), op("select", {"m", "x", "n"}, "y")}, {"y"}),
         "a100 h200 b200");
   built("masks of masks",
@@ -430,6 +435,15 @@ TEST(Fusions, WhatFailsOnlyWhenBuiltNamesItsOperation) {
                                 {op("matmul", {"x", "w"}, "y", {{"dtype", "f32"}})}, {"y"});
   refused("inner stride 2", apart, "h200", "kernel_does_not_compile", "x has strides [128, 2]",
           Strength::built);
+}
+
+TEST(Fusions, WhatCudnnTakesForAWrongCallIsRefusedBefore) {
+  ir::Graph unaligned = pointwise({op("exp", {"x"}, "y")}, {{{"name", "y"}, {"alignment", 2}}});
+  refused("alignment", unaligned, kAll, "alignment", "op 'exp' (y)", Strength::judged);
+  refused("equal batches",
+          graph({in("x", "bf16", {4, 64, 64}, {0, 64, 1}), in("w", "bf16", {64, 64})},
+                {op("matmul", {"x", "w"}, "y")}, {"y"}),
+          kAll, "matmul_operand", "op 'matmul' (y)", Strength::judged);
 }
 
 TEST(Fusions, OneInputInTwoLayouts) {
