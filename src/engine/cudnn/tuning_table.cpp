@@ -49,7 +49,7 @@ Result<RankedPlan> plan_from_json(ObjectReader& row, const Json& item, const std
     return row.fail_value(field, item, "[\"eng2_k24=2\", milliseconds]");
   }
   RankedPlan plan{item[0].get<std::string>(), item[1].get<double>()};
-  if (!plan.name.starts_with("eng")) {
+  if (plan.name.find("eng") == std::string::npos) {
     return row.fail_value(field, item, "an engine config's name, \"eng2_k24=2\"");
   }
   if (!(plan.ms >= 0)) return row.fail_value(field, item, "milliseconds of 0 or more");
