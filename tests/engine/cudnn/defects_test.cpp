@@ -230,5 +230,39 @@ TEST(Defects, MixedOperandWithUnalignedRows) {
   EXPECT_EQ(defect_of(mixed("f16", {3504, 1, 73}), 900, 91900), "");
 }
 
+TEST(Defects, NormsAndSlicesRepeatNothing) {
+  const auto graph = [](const char* ops, const char* outputs) {
+    auto made = ir::graph_from_json(
+        Json::parse(fmt::format(R"({{"lawson": 1, "kind": "graph", "name": "case",
+          "inputs": [{{"name": "x", "dtype": "f32", "shape": [4, 96]}},
+                     {{"name": "s", "dtype": "f32", "shape": [96]}},
+                     {{"name": "i", "dtype": "f32", "shape": [4, 1]}}],
+          "ops": [{}], "outputs": [{}]}})",
+                                ops, outputs)),
+        "test");
+    EXPECT_TRUE(made.ok()) << (made.ok() ? "" : made.error().message);
+    return *made;
+  };
+  EXPECT_EQ(
+      defect_of(graph(R"({"op": "add", "in": ["x", "s"], "out": "y"})", R"("y")"), 900, 91900),
+      "pointwise-repeated-vector");
+  EXPECT_EQ(defect_of(graph(R"({"op": "rms_norm", "in": {"x": "x", "scale": "s"}, "out": {"y": "y"},
+                                "axes": [1]})",
+                            R"("y")"),
+                      900, 91900),
+            "");
+  EXPECT_EQ(defect_of(graph(R"({"op": "rms_norm_backward", "axes": [1],
+                                "in": {"dy": "x", "x": "x", "scale": "s", "inv_std": "i"},
+                                "out": {"dscale": "d"}})",
+                            R"("d")"),
+                      900, 91900),
+            "");
+  EXPECT_EQ(defect_of(graph(R"({"op": "slice", "in": ["s"], "out": "t", "start": [0],
+                                "limit": [48]}, {"op": "exp", "in": ["t"], "out": "y"})",
+                            R"("y")"),
+                      900, 91900),
+            "");
+}
+
 }  // namespace
 }  // namespace lawson::cudnn

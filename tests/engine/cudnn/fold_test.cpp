@@ -95,6 +95,16 @@ TEST(Fold, SliceMovesTheOffset) {
   EXPECT_EQ(part.strides, (Dims{16, 3}));
 }
 
+TEST(Fold, PackedInAnOrder) {
+  EXPECT_TRUE(is_packed(packed({2, 3, 4}), {0, 1, 2}));
+  EXPECT_FALSE(is_packed(packed({2, 3, 4}), {0, 2, 1}));
+  EXPECT_TRUE(is_packed({{2, 3, 4}, {12, 1, 3}, 0}, {0, 2, 1}));
+  EXPECT_FALSE(is_packed({{2, 3, 4}, {16, 4, 1}, 0}, {0, 1, 2}));  // padded
+  EXPECT_FALSE(is_packed({{2, 3, 4}, {4, 0, 1}, 0}, {0, 1, 2}));   // repeats
+  EXPECT_TRUE(is_packed({{2, 1, 4}, {4, 99, 1}, 7}, {1, 0, 2}));   // a unit dim lies anywhere
+  EXPECT_TRUE(is_packed({{5, 3}, {3, 1}, 0}, {1}));                // of some axes
+}
+
 TEST(Fold, AxisOfLeadingDims) {
   EXPECT_EQ(fold_axis({2, 3, 4, 5}, 3), 2);
   EXPECT_EQ(fold_axis({2, 3, 4, 5}, 2), 1);

@@ -169,6 +169,42 @@ TEST(Reasons, EmptyTextStillYieldsText) {
   }
 }
 
+TEST(Reasons, NameTheOperationAndWhereItWasWritten) {
+  const auto graph =
+      ir::graph_from_json(Json::parse(R"({"lawson": 1, "kind": "graph", "name": "rows",
+        "inputs": [{"name": "x", "dtype": "i32", "shape": [4, 8, 16]}],
+        "ops": [{"op": "abs", "in": ["x"], "out": "a", "source": "rows.cpp:3"},
+                {"op": "reduce_prod", "in": ["a"], "out": "y", "axes": [1],
+                 "source": "rows.cpp:4"}],
+        "outputs": ["y"]})"),
+                          "test");
+  ASSERT_TRUE(graph.ok()) << graph.error().message;
+  struct Row {
+    std::string status;
+    std::string text;
+    std::string op;
+    std::string field;
+  };
+  for (const Row& row : std::vector<Row>{
+           {"DATA_TYPE", "mathPrec != CUDNN_DATA_FLOAT", "op 'abs' (a, at rows.cpp:3)", "a"},
+           {"DATA_TYPE", "yType == CUDNN_DATA_FLOAT", "op 'reduce_prod' (y, at rows.cpp:4)", "y"},
+           {"GRAPH_PATTERN", "!(reduction_op->isColumnReduction(type))",
+            "op 'reduce_prod' (y, at rows.cpp:4)", "y"},
+           {"GRAPH_PATTERN", "Unsupported reduction op in the graph.",
+            "op 'reduce_prod' (y, at rows.cpp:4)", "y"},
+       }) {
+    const StageError failure{"heuristics", "HEURISTIC_QUERY_FAILED",
+                             fmt::format("No valid engine configs\n{{\"engineId\":1}}\nWarning: "
+                                         "CUDNN_STATUS_NOT_SUPPORTED_{}; Reason: {}\n",
+                                         row.status, row.text)};
+    const auto reasons = explain(failure, *graph, device("h200", 900), 91900);
+    ASSERT_FALSE(reasons.empty()) << row.text;
+    EXPECT_EQ(reasons[0].message.substr(0, row.op.size()), row.op) << reasons[0].message;
+    EXPECT_EQ(reasons[0].field, row.field) << row.text;
+    EXPECT_EQ(reasons[0].message.find(row.text), std::string::npos) << reasons[0].message;
+  }
+}
+
 TEST(Reasons, AttentionNamesAttributeValueAndLimit) {
   struct Row {
     Json changes;
