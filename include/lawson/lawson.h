@@ -180,12 +180,24 @@ LAWSON_API lawson_status lawson_probe_spec(const lawson_spec* spec, const lawson
                                            const lawson_options* options, lawson_verdict** verdict);
 LAWSON_API void lawson_verdict_destroy(lawson_verdict* verdict);
 LAWSON_API lawson_decision lawson_verdict_decision(const lawson_verdict* verdict);
+/* How a plan is chosen among an engine's candidates. Timed is only what runs on a device of this
+ * machine, on data of its own; the choice is kept for the process and stored (LAWSON_CACHE_DIR).
+ * For a device that is not here it is the engine's first choice, and verdict and plan say so. */
+typedef enum lawson_tuning {
+  LAWSON_TUNING_OFF = 0,       /* the engine's first choice that builds: the same every time */
+  LAWSON_TUNING_QUICK = 1,     /* the fastest of the first eight */
+  LAWSON_TUNING_EXHAUSTIVE = 2 /* the fastest of all */
+} lawson_tuning;
+
 LAWSON_API lawson_strength lawson_verdict_strength(const lawson_verdict* verdict);
 LAWSON_API const char* lawson_verdict_engine(const lawson_verdict* verdict);
 LAWSON_API const char* lawson_verdict_key(const lawson_verdict* verdict);
 LAWSON_API const char* lawson_verdict_plan_id(const lawson_verdict* verdict); /* "" when none */
 LAWSON_API size_t lawson_verdict_reason_count(const lawson_verdict* verdict);
 LAWSON_API const char* lawson_verdict_reason_code(const lawson_verdict* verdict, size_t index);
+  double deadline_ms; /* for building and tuning (its best so far); 0 or negative: none */
+  lawson_tuning tuning;
+  int32_t retune; /* when compiling with tuning: time the stored candidates again, build nothing */
 LAWSON_API const char* lawson_verdict_reason_message(const lawson_verdict* verdict, size_t index);
 LAWSON_API lawson_status lawson_verdict_json(const lawson_verdict* verdict, lawson_text** json);
 
@@ -229,6 +241,16 @@ LAWSON_API lawson_status lawson_plan_execute(const lawson_plan* plan,
                                              const lawson_binding* bindings, size_t count,
                                              void* workspace, size_t workspace_size, void* stream);
 
+/* What a plan is of: the graph after clean-ups that change no bit. */
+LAWSON_API lawson_status lawson_graph_simplified(const lawson_graph* graph,
+                                                 lawson_graph** simplified);
+/* How a plan was chosen that was compiled with tuning: {"choice", "tuning", "compared_with"?,
+ * "deadline_passed", "stored", "buffer_sets", "buffer_bytes", "milliseconds": {"build", "time",
+ * "verify"}, "candidates": [{"name", "standing": "chosen"|"slower"|"not_timed"|"not_built"|
+ * "workspace_limit"|"wrong_result"|"failed", "failure"?, "workspace_bytes", "rounds",
+ * "milliseconds": {"median", "min", "max"}?}]}. Of a plan from another process only "choice"; {}
+ * without tuning. */
+LAWSON_API lawson_status lawson_plan_tuning(const lawson_plan* plan, lawson_text** json);
 /* ---- bundles: several plans in one file ----------------------------------------------------- */
 
 typedef struct lawson_bundle lawson_bundle;
@@ -276,3 +298,16 @@ LAWSON_API lawson_status lawson_data_verify(const lawson_plan* plan, const lawso
 #include <lawson/attention.h>
 
 #endif /* LAWSON_LAWSON_H_ */
+/* Times a loaded plan on random inputs from `seed`: `rounds` rounds of executions that take several
+ * sets of buffers in turn, by the device's clock. {"engine", "plan_id", "plan_name", "key" (of what
+ * ran), "rounds", "executions" (of a round), "buffer_sets", "buffer_bytes", "milliseconds":
+ * {"median", "min", "max"} (of one execution), "flops", "bytes", "flops_per_second",
+ * "bytes_per_second"}. flops: of products; causal attention counts the half, backward 2.5 times. */
+LAWSON_API lawson_status lawson_plan_bench(const lawson_plan* plan, uint64_t seed, int32_t rounds,
+                                           lawson_text** json);
+/* What was measured as the most that a device of this machine does: a large product through the
+ * engine (NULL: the device's own) and a copy. {"flops_per_second", "bytes_per_second", "product",
+ * "copy": as from lawson_plan_bench, with "what"}. Takes seconds. */
+LAWSON_API lawson_status lawson_device_limits(const lawson_device* device, const char* engine,
+                                              lawson_text** json);
+

@@ -109,6 +109,10 @@ class Device {
   bool is_present() const { return lawson_device_is_present(handle()) != 0; }
   const lawson_device* handle() const { return handle_.get(); }
 
+  // What was measured as the most that it does, through this engine (empty: its own), as JSON.
+  std::string limits(const std::string& engine = {}) const {
+    return detail::text_of(lawson_device_limits, handle(), detail::optional(engine));
+  }
  private:
   explicit Device(lawson_device* handle) : handle_{handle} {}
   detail::Handle<lawson_device, lawson_device_destroy> handle_;
@@ -141,6 +145,10 @@ class Graph {
 
   // Inputs first, then outputs.
   std::vector<Tensor> tensors() const {
+  // After the clean-ups that change no bit: what a plan of it is of.
+  Graph simplified() const {
+    return Graph{detail::make<lawson_graph>(lawson_graph_simplified, handle())};
+  }
     std::vector<Tensor> list;
     for (std::size_t i = 0; i < lawson_graph_tensor_count(handle()); ++i) {
       lawson_tensor_info info{};
@@ -223,8 +231,14 @@ struct Options {
 
   // Lives no longer than this object.
   lawson_options c() const {
-    return {sizeof(lawson_options), detail::optional(engine), strength, workspace_limit,
-            deterministic ? 1 : 0};
+    return {sizeof(lawson_options),
+            detail::optional(engine),
+            strength,
+            workspace_limit,
+            deterministic ? 1 : 0,
+            deadline_ms,
+            tuning,
+            retune ? 1 : 0};
   }
 };
 
@@ -233,6 +247,9 @@ struct Reason {
   std::string message;
 };
 
+  double deadline_ms = 0;  // for building and tuning; 0: none
+  lawson_tuning tuning = LAWSON_TUNING_OFF;
+  bool retune = false;  // when compiling with tuning: time the stored candidates again
 class AttentionConfig;
 
 class Verdict {
@@ -380,6 +397,12 @@ class Plan {
 // fuse.
 inline Plan compile(const Graph& graph, const Device& device, const Options& options = {}) {
   const lawson_options given = options.c();
+  // JSON documents (lawson.h): how it was chosen; how long it takes on generated data (loaded).
+  std::string tuning() const { return detail::text_of(lawson_plan_tuning, handle()); }
+  std::string bench(std::uint64_t seed = 0, std::int32_t rounds = 20) const {
+    return detail::text_of(lawson_plan_bench, handle(), seed, rounds);
+  }
+
   return Plan{detail::make<lawson_plan>(lawson_compile, graph.handle(), device.handle(), &given)};
 }
 

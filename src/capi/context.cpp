@@ -1,8 +1,10 @@
 #include "capi/context.h"
 
 #include <dlfcn.h>
+#include <unistd.h>
 
 #include <array>
+#include <cmath>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
@@ -29,9 +31,14 @@ State& state() {
   return *instance;
 }
 
-constexpr std::array kOptionPrefixes{offsetof(lawson_options, strength),
-                                     offsetof(lawson_options, workspace_limit),
-                                     offsetof(lawson_options, deterministic)};
+constexpr std::array kOptionPrefixes{
+    offsetof(lawson_options, strength),      offsetof(lawson_options, workspace_limit),
+    offsetof(lawson_options, deterministic), offsetof(lawson_options, deadline_ms),
+    offsetof(lawson_options, tuning),        offsetof(lawson_options, retune)};
+// A caller that was compiled without deadline_ms has the size of the struct up to there, with no
+// field in its padding.
+static_assert(offsetof(lawson_options, deadline_ms) == 40);
+static_assert(offsetof(lawson_options, retune) + sizeof(std::int32_t) == sizeof(lawson_options));
 
 }  // namespace
 
@@ -70,6 +77,7 @@ Result<plan::Planner*> planner() {
     config.cudnn_path = shared.cudnn_path;
     if (!shared.cudnn_path.empty()) choose_cudnn(shared.cudnn_path);
     config.max_workers = shared.max_workers;
+    config.tuned_plans = plan::TunedPlans::environment();
     shared.planner = new plan::Planner(std::move(config));
   }
   return shared.planner;
@@ -122,7 +130,46 @@ Result<Asked> read_options(const lawson_options* options) {
   }
   asked.options.workspace_limit = given.workspace_limit < 0 ? -1 : given.workspace_limit;
   asked.options.deterministic = given.deterministic != 0;
+  if (std::isnan(given.deadline_ms)) {
+    return invalid("options.deadline_ms: NaN is not allowed; expected milliseconds, or 0 for none");
+  }
+  asked.options.deadline_ms = given.deadline_ms > 0 ? given.deadline_ms : -1;
+  int tuning = 0;
+  static_assert(sizeof(tuning) == sizeof(given.tuning));
+  std::memcpy(&tuning, &given.tuning, sizeof(tuning));
+  switch (tuning) {
+    case LAWSON_TUNING_OFF:
+      asked.options.tuning = Tuning::off;
+      break;
+    case LAWSON_TUNING_QUICK:
+      asked.options.tuning = Tuning::quick;
+      break;
+    case LAWSON_TUNING_EXHAUSTIVE:
+      asked.options.tuning = Tuning::exhaustive;
+      break;
+    default:
+      return invalid(
+          "options.tuning: {} is not allowed; expected LAWSON_TUNING_OFF (0), LAWSON_TUNING_QUICK "
+          "(1) or LAWSON_TUNING_EXHAUSTIVE (2)",
+          tuning);
+  }
+  asked.retune = given.retune != 0;
   return asked;
+}
+
+Status fits_in_memory(const ir::Graph& graph) {
+  // Linux hands out more memory than there is, so a request is compared with the machine first.
+  const double present =
+      static_cast<double>(sysconf(_SC_PHYS_PAGES)) * static_cast<double>(sysconf(_SC_PAGESIZE));
+  double wanted = 0;
+  for (const ir::Tensor& tensor : graph.tensors) {
+    wanted += static_cast<double>(
+        byte_size(tensor.dtype, storage_extent(tensor.shape, tensor.strides).value_or(0)));
+  }
+  if (wanted <= present) return {};
+  return error(ErrorKind::out_of_memory,
+               "graph '{}' needs {:.1f} GiB for its tensors; this machine has {:.1f} GiB",
+               graph.name, std::ldexp(wanted, -30), std::ldexp(present, -30));
 }
 
 std::string engine_for(const Device& device, const std::string& asked) {

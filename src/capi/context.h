@@ -24,9 +24,13 @@ std::string library_path();
 struct Asked {
   std::string engine;  // empty: the planner's choice for the device
   Options options;
+  bool retune = false;
 };
 // Defaults for NULL.
 Result<Asked> read_options(const lawson_options* options);
+
+// OUT_OF_MEMORY where the graph's tensors do not fit into this machine.
+Status fits_in_memory(const ir::Graph& graph);
 
 // The engine that answers for this device when none is named.
 std::string engine_for(const Device& device, const std::string& asked);

@@ -47,9 +47,10 @@ lawson_status lawson_compile(const lawson_graph* graph, const lawson_device* dev
     LAWSON_CHECK(require(plan, "plan"));
     LAWSON_TRY(Asked asked, read_options(options));
     LAWSON_TRY(plan::Planner * planner, capi::planner());
-    auto compiled = planner->compile(graph->graph, device->device, asked.engine, asked.options);
-    if (!compiled.ok()) return with_all_reasons(std::move(compiled).error());
-    LAWSON_TRY(auto handle, make_plan_handle(std::move(compiled).value()));
+    auto tuned =
+        planner->tune(graph->graph, device->device, asked.engine, asked.options, asked.retune);
+    if (!tuned.ok()) return with_all_reasons(std::move(tuned).error());
+    LAWSON_TRY(auto handle, make_plan_handle(std::move(tuned->plan)));
     *plan = handle.release();
     return {};
   });

@@ -4,17 +4,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <array>
-#include <atomic>
 #include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <set>
-#include <system_error>
 #include <utility>
 
 #include "base/hash.h"
-#include "plan/worker_protocol.h"
+#include "plan/atomic_file.h"
 
 namespace lawson::plan {
 namespace {
@@ -40,20 +35,6 @@ std::uint64_t number_at(std::string_view text, std::size_t at, std::size_t bytes
   return value;
 }
 
-Error io_error(const std::string& path, std::string_view what, int code) {
-  return error(ErrorKind::io, "{}: {}: {}", path, what, std::generic_category().message(code));
-}
-
-Status write_all(int file, std::string_view bytes, const std::string& path) {
-  while (!bytes.empty()) {
-    const ssize_t written = ::write(file, bytes.data(), bytes.size());
-    if (written < 0 && errno == EINTR) continue;
-    if (written <= 0) return io_error(path, "cannot be written", errno);
-    bytes.remove_prefix(static_cast<std::size_t>(written));
-  }
-  return {};
-}
-
 // Reads exactly `bytes` at `offset`; a file that is shorter gives what there is.
 Result<std::string> read_at(int file, std::uint64_t offset, std::size_t bytes,
                             const std::string& path) {
@@ -70,53 +51,6 @@ Result<std::string> read_at(int file, std::uint64_t offset, std::size_t bytes,
   text.resize(have);
   return text;
 }
-
-// A file beside the target that becomes the target or disappears.
-class TemporaryFile {
- public:
-  explicit TemporaryFile(const std::string& target) {
-    static std::atomic<unsigned> counter{0};
-    // O_EXCL passes over the leftovers of a crashed process that had our id.
-    for (int attempt = 0; attempt < 100 && file_ < 0; ++attempt) {
-      path_ = fmt::format("{}.tmp.{}.{}", target, ::getpid(), counter.fetch_add(1));
-      file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-      if (file_ < 0 && errno != EEXIST) break;
-    }
-    failure_ = file_ < 0 ? errno : 0;
-  }
-  ~TemporaryFile() {
-    if (file_ < 0) return;
-    ::close(file_);
-    if (!renamed_) ::unlink(path_.c_str());
-  }
-  TemporaryFile(const TemporaryFile&) = delete;
-  TemporaryFile& operator=(const TemporaryFile&) = delete;
-
-  int file() const { return file_; }
-  int failure() const { return failure_; }
-
-  Status publish(const std::string& target) {
-    if (::fsync(file_) != 0) return io_error(target, "cannot be written", errno);
-    if (::rename(path_.c_str(), target.c_str()) != 0) {
-      return io_error(target, "cannot be replaced", errno);
-    }
-    renamed_ = true;
-    // The rename is lasting once the folder is; a file system without that has done what it can.
-    const auto slash = target.rfind('/');
-    const std::string folder = slash == std::string::npos ? "." : target.substr(0, slash + 1);
-    if (const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); fd >= 0) {
-      ::fsync(fd);
-      ::close(fd);
-    }
-    return {};
-  }
-
- private:
-  std::string path_;
-  int file_ = -1;
-  int failure_ = 0;
-  bool renamed_ = false;
-};
 
 // A rename would replace a device file such as /dev/null.
 Status check_target(const std::string& path) {
@@ -176,16 +110,12 @@ Status write_bundle(const std::string& path, std::span<const Plan* const> plans)
   head.append(reinterpret_cast<const char*>(cbor.data()), cbor.size());
   head += hash_hex(head);
 
-  TemporaryFile temporary(path);
-  if (temporary.file() < 0) {
-    return io_error(path, "no file can be created beside it", temporary.failure());
-  }
-  LAWSON_CHECK(write_all(temporary.file(), head, path));
+  AtomicFile file(path, 0666);
+  LAWSON_CHECK(file.write(head));
   for (const auto& blob : blobs) {
-    LAWSON_CHECK(write_all(temporary.file(),
-                           {reinterpret_cast<const char*>(blob.data()), blob.size()}, path));
+    LAWSON_CHECK(file.write({reinterpret_cast<const char*>(blob.data()), blob.size()}));
   }
-  return temporary.publish(path);
+  return file.publish();
 }
 
 Result<Bundle> Bundle::open(const std::string& path) {

@@ -11,6 +11,7 @@
 #include "ir/attention.h"
 #include "plan/input_sequences.h"
 #include "plan/input_stream.h"
+#include "plan/tasks.h"
 
 namespace lawson::plan {
 namespace {
@@ -133,29 +134,59 @@ double element_value(const ir::Tensor& tensor, const InputStream& stream, InputS
   return static_cast<double>(stream.integer(position, domain.first, domain.second));
 }
 
-void fill(const Buffer& buffer, const ir::Tensor& tensor, const InputStream& stream,
-          InputStyle style, const AttentionUse& use, const TokenRows* tokens) {
-  if (element_count(tensor.shape).value_or(0) == 0) return;
-  if (!tensor.values.empty()) tokens = nullptr;
+// Element `position` of the logical order, and those behind it up to `end`.
+void fill_part(const Buffer& buffer, const ir::Tensor& tensor, const InputStream& stream,
+               InputStyle style, const AttentionUse& use, const TokenRows* tokens,
+               std::uint64_t position, std::uint64_t end) {
   Dims index(tensor.shape.size(), 0);
-  std::uint64_t position = 0;
-  do {
+  std::uint64_t rest = position;
+  for (std::size_t dim = index.size(); dim-- > 0;) {
+    const auto size = static_cast<std::uint64_t>(tensor.shape[dim]);
+    index[dim] = static_cast<std::int64_t>(rest % size);
+    rest /= size;
+  }
+  for (; position < end; ++position, next_index(index, tensor.shape)) {
     const std::int64_t offset = offset_of(index, tensor.strides);
     if (tokens != nullptr && !tokens->holds(index[0], index[2])) {
-      if (style == InputStyle::poisoned) {
-        ++position;
-        continue;
-      }
+      if (style == InputStyle::poisoned) continue;
       if (tokens->bucket) {
         store_element(buffer.data(), tensor.dtype, offset, kStray);
-        ++position;
         continue;
       }
     }
     store_element(buffer.data(), tensor.dtype, offset,
                   element_value(tensor, stream, style, use, index, position));
-    ++position;
-  } while (next_index(index, tensor.shape));
+  }
+}
+
+// Do elements share memory: halves of a byte, or strides that lead to one place twice?
+bool shares_memory(const ir::Tensor& tensor) {
+  if (bit_width(tensor.dtype) < 8) return true;
+  std::vector<std::pair<std::int64_t, std::int64_t>> dims;  // stride, size
+  for (std::size_t i = 0; i < tensor.shape.size(); ++i) {
+    if (tensor.shape[i] > 1) dims.emplace_back(tensor.strides[i], tensor.shape[i]);
+  }
+  std::sort(dims.begin(), dims.end());
+  std::int64_t extent = 1;
+  for (const auto& [stride, size] : dims) {
+    if (stride < extent) return true;
+    extent = stride * (size - 1) + extent;
+  }
+  return false;
+}
+
+void fill(const Buffer& buffer, const ir::Tensor& tensor, const InputStream& stream,
+          InputStyle style, const AttentionUse& use, const TokenRows* tokens) {
+  const auto count = static_cast<std::uint64_t>(element_count(tensor.shape).value_or(0));
+  if (count == 0) return;
+  if (!tensor.values.empty()) tokens = nullptr;
+  // Values depend on the position only; where elements share memory, the last one has to stay.
+  constexpr std::uint64_t kPart = std::uint64_t{1} << 16;
+  const std::uint64_t part = shares_memory(tensor) ? count : kPart;
+  run_tasks(static_cast<std::size_t>((count + part - 1) / part), core_count(), [&](std::size_t i) {
+    const std::uint64_t begin = part * i;
+    fill_part(buffer, tensor, stream, style, use, tokens, begin, std::min(begin + part, count));
+  });
 }
 
 void copy_elements(const ir::Tensor& to, void* to_data, const ir::Tensor& from,
@@ -172,7 +203,12 @@ Status execute_on(Engine& engine, const ir::Graph& graph, std::span<const Bindin
   const Device device = cpu_device();
   LAWSON_TRY(Plan plan, engine.compile(graph, device, {}, std::nullopt, {}));
   LAWSON_TRY(auto loaded, engine.load(plan, device));
-  return engine.execute(*loaded, bindings, nullptr, nullptr);
+  constexpr std::size_t kAlignment = 64;
+  std::vector<std::byte> memory(static_cast<std::size_t>(plan.workspace_bytes) + kAlignment);
+  void* workspace = memory.data();
+  std::size_t space = memory.size();
+  std::align(kAlignment, static_cast<std::size_t>(plan.workspace_bytes), workspace, space);
+  return engine.execute(*loaded, bindings, workspace, nullptr);
 }
 
 // Fills the o and stats inputs of one backward node with what its forward returns.

@@ -5,10 +5,18 @@
 #include <algorithm>
 #include <bit>
 #include <cctype>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
+#include <mutex>
 #include <optional>
+#include <stop_token>
+#include <thread>
 #include <utility>
 
+#include "ir/attention.h"
+#include "ir/simplify.h"
+#include "plan/chooser.h"
 #include "plan/verified_run.h"
 #include "plan/worker_client.h"
 
@@ -17,6 +25,7 @@ namespace {
 
 constexpr std::string_view kCudnn = "cudnn";
 constexpr std::string_view kReference = "reference";
+constexpr std::string_view kCpu = "cpu";
 constexpr std::uint64_t kVerifySeed = 1;
 // What engines may rely on for the workspace's start, in bytes.
 constexpr std::uintptr_t kWorkspaceAlignment = 16;
@@ -62,6 +71,46 @@ Result<std::optional<int>> cuda_ordinal(const std::string& name) {
   return std::optional<int>{std::stoi(digits)};
 }
 
+// The graph that is judged, compiled and run. Attention alone, which runs through here at every
+// call, has nothing to be simplified.
+class Simplified {
+ public:
+  explicit Simplified(const ir::Graph& graph) : given_{graph} {
+    const bool is_attention =
+        std::all_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
+          return ir::attention_rule(node.op) != nullptr ||
+                 std::holds_alternative<ir::CacheAppend>(node.op);
+        });
+    if (!is_attention) simplified_ = ir::simplify(graph);
+  }
+  const ir::Graph& operator*() const { return simplified_ ? *simplified_ : given_; }
+
+ private:
+  const ir::Graph& given_;
+  std::optional<ir::Graph> simplified_;
+};
+
+// Asks a build to stop after so many milliseconds; negative: never.
+class Deadline {
+ public:
+  explicit Deadline(double ms) {
+    if (ms < 0) return;
+    timer_ = std::jthread([this, ms](const std::stop_token& over) {
+      std::mutex mutex;
+      std::unique_lock lock{mutex};
+      std::condition_variable_any sleep;
+      const std::chrono::duration<double, std::milli> time{std::min(ms, 1e9)};
+      sleep.wait_for(lock, over, time, [&] { return over.stop_requested(); });
+      if (!over.stop_requested()) build_.request_stop();
+    });
+  }
+  std::stop_token token() const { return build_.get_token(); }
+
+ private:
+  std::stop_source build_;
+  std::jthread timer_;  // ends first
+};
+
 // A refusal without a word is still told in words.
 Verdict with_text(Verdict verdict) {
   if (verdict.decision != Decision::unsupported) return verdict;
@@ -82,7 +131,8 @@ class Planner::Impl {
   explicit Impl(PlannerConfig config)
       : config_{std::move(config)},
         workers_{worker_pool_config(config_)},
-        cache_{config_.max_plans} {}
+        cache_{config_.max_plans},
+        chooser_{config_.tuned_plans, config_.tuner} {}
 
   Result<Verdict> probe(const ir::Graph& graph, const Device& device, std::string_view name,
                         const Options& options) {
@@ -96,29 +146,48 @@ class Planner::Impl {
     // An engine may build while it judges; where the plan itself is wanted, that would be for
     // nothing.
     Options asked = options;
-    if (options.strength == Strength::verified) asked.strength = Strength::judged;
+    const bool tunes = options.tuning != Tuning::off && !needs_worker(device);
+    if (options.strength == Strength::verified || tunes) asked.strength = Strength::judged;
     LAWSON_TRY(Verdict verdict, judge(*engine, graph, device, asked));
-    if (verdict.decision != Decision::supported || verdict.strength >= options.strength) {
-      return verdict;
+    if (verdict.decision != Decision::supported) return verdict;
+    if (tunes) {
+      // What the engine prefers is not what will run.
+      verdict.strength = Strength::judged;
+      verdict.plan_id.clear();
+      verdict.plan_name.clear();
+      verdict.workspace_bytes.reset();
+    } else if (options.tuning != Tuning::off) {
+      verdict.choice = untuned_text(device, options);
     }
+    if (verdict.strength >= options.strength) return verdict;
     auto plan = build(*engine, graph, device, options);
     verdict.strength = Strength::built;
     if (!plan.ok()) return not_built(std::move(verdict), std::move(plan).error());
     verdict.plan_id = plan->plan_id;
     verdict.plan_name = plan->plan_name;
     verdict.workspace_bytes = plan->workspace_bytes;
+    verdict.choice = plan->choice;
     if (options.strength == Strength::built) return verdict;
     return verify(*engine, std::move(verdict), graph, *plan, device);
   }
 
   Result<Plan> compile(const ir::Graph& graph, const Device& device, std::string_view name,
                        const Options& options) {
-    LAWSON_TRY(Engine * engine, choose(device, name));
-    if (!engine->accepts(device)) {
-      const Verdict verdict = wrong_device(*engine, graph, device, options);
-      return Error{ErrorKind::unsupported, verdict.reasons.front().message, verdict.reasons};
-    }
+    LAWSON_TRY(Engine * engine, accepting(graph, device, name, options));
     return build(*engine, graph, device, options);
+  }
+
+  Result<Tuned> tune(const ir::Graph& graph, const Device& device, std::string_view name,
+                     const Options& options, bool retune) {
+    LAWSON_TRY(Engine * engine, accepting(graph, device, name, options));
+    if (options.tuning != Tuning::off && !needs_worker(device)) {
+      return chosen(*engine, graph, device, options, retune);
+    }
+    Tuned tuned;
+    LAWSON_TRY(tuned.plan, build(*engine, graph, device, options));
+    tuned.report.tuning = options.tuning;
+    tuned.report.choice = tuned.plan.choice;
+    return tuned;
   }
 
   Result<std::shared_ptr<Loaded>> load(const Plan& plan, const Device& device) {
@@ -177,6 +246,7 @@ class Planner::Impl {
   }
 
   const PlanCache& cache() const { return cache_; }
+  const Chooser& chooser() const { return chooser_; }
 
   Engine* engine(std::string_view name) const {
     for (const auto& candidate : config_.engines) {
@@ -302,8 +372,50 @@ class Planner::Impl {
 
   Result<Plan> build(Engine& engine, const ir::Graph& graph, const Device& device,
                      const Options& options) {
-    if (needs_worker(device)) return workers_.compile(graph, device, options, std::nullopt);
-    return engine.compile(graph, device, options, std::nullopt, {});
+    if (needs_worker(device)) {
+      LAWSON_TRY(Plan plan, workers_.compile(graph, device, options, std::nullopt));
+      if (options.tuning != Tuning::off) plan.choice = untuned_text(device, options);
+      return plan;
+    }
+    if (options.tuning != Tuning::off) {
+      LAWSON_TRY(Tuned tuned, chosen(engine, graph, device, options, false));
+      return std::move(tuned.plan);
+    }
+    const Deadline deadline{options.deadline_ms};
+    auto plan = engine.compile(graph, device, options, std::nullopt, deadline.token());
+    if (!plan.ok() && plan.error().kind == ErrorKind::cancelled) {
+      return error(ErrorKind::cancelled, "the deadline of {:g} ms passed before a plan was built",
+                   options.deadline_ms);
+    }
+    return plan;
+  }
+
+  Result<Tuned> chosen(Engine& engine, const ir::Graph& graph, const Device& device,
+                       const Options& options, bool retune) {
+    Engine* reference = this->engine(kReference);
+    if (reference == nullptr) {
+      return error(ErrorKind::unavailable,
+                   "tuning checks the numbers of what it chooses with the reference engine, which "
+                   "is not here");
+    }
+    Engine* forward = this->engine(kCpu);
+    return chooser_.choose(graph, device, options,
+                           {engine, *reference, forward != nullptr ? *forward : *reference},
+                           retune);
+  }
+
+  static std::string untuned_text(const Device& device, const Options& options) {
+    return fmt::format(
+        "not tuned ({}): the engine's first choice from its table, for '{}' is not on this machine",
+        to_string(options.tuning), device.name);
+  }
+
+  Result<Engine*> accepting(const ir::Graph& graph, const Device& device, std::string_view name,
+                            const Options& options) const {
+    LAWSON_TRY(Engine * engine, choose(device, name));
+    if (engine->accepts(device)) return engine;
+    const Verdict verdict = wrong_device(*engine, graph, device, options);
+    return Error{ErrorKind::unsupported, verdict.reasons.front().message, verdict.reasons};
   }
 
   // "Does not build" is an answer only when the engine says so.
@@ -404,6 +516,7 @@ class Planner::Impl {
   PlannerConfig config_;
   WorkerClient workers_;
   PlanCache cache_;
+  Chooser chooser_;
 };
 
 Planner::Planner(PlannerConfig config) : impl_{std::make_unique<Impl>(std::move(config))} {}
@@ -411,13 +524,21 @@ Planner::~Planner() = default;
 
 Result<Verdict> Planner::probe(const ir::Graph& graph, const Device& device,
                                std::string_view engine, const Options& options) {
-  LAWSON_TRY(Verdict verdict, impl_->probe(graph, device, engine, options));
+  const Simplified simple{graph};
+  LAWSON_TRY(Verdict verdict, impl_->probe(*simple, device, engine, options));
   return with_text(std::move(verdict));
 }
 
 Result<Plan> Planner::compile(const ir::Graph& graph, const Device& device, std::string_view engine,
                               const Options& options) {
-  return impl_->compile(graph, device, engine, options);
+  const Simplified simple{graph};
+  return impl_->compile(*simple, device, engine, options);
+}
+
+Result<Tuned> Planner::tune(const ir::Graph& graph, const Device& device, std::string_view engine,
+                            const Options& options, bool retune) {
+  const Simplified simple{graph};
+  return impl_->tune(*simple, device, engine, options, retune);
 }
 
 Result<std::shared_ptr<Loaded>> Planner::load(const Plan& plan, const Device& device) {
@@ -432,11 +553,16 @@ Status Planner::execute(const Plan& plan, const Loaded& loaded, std::span<const 
 Result<std::shared_ptr<Loaded>> Planner::acquire(const ir::Graph& graph, const Device& device,
                                                  std::string_view engine, const Options& options,
                                                  void* stream) {
-  return impl_->acquire(graph, device, engine, options, stream);
+  const Simplified simple{graph};
+  return impl_->acquire(*simple, device, engine, options, stream);
 }
 
 const PlanCache& Planner::cache() const {
   return impl_->cache();
+}
+
+std::optional<TuningReport> Planner::report_of(std::string_view plan_id) const {
+  return impl_->chooser().report_of(plan_id);
 }
 
 Engine* Planner::engine(std::string_view name) const {

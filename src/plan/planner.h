@@ -1,8 +1,10 @@
 // Probe, choose, compile, load, execute: sends each request to where it can be answered. A CUDA
 // device that is not present is judged and compiled in worker processes, a present one in-process.
+// What is judged, compiled and run is the graph as ir::simplify leaves it.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <span>
 #include <string>
 #include <string_view>
@@ -10,6 +12,8 @@
 
 #include "engine/engine.h"
 #include "plan/plan_cache.h"
+#include "plan/tuned_plans.h"
+#include "plan/tuner.h"
 
 namespace lawson::plan {
 
@@ -20,6 +24,9 @@ struct PlannerConfig {
   std::string cudnn_path;                        // --cudnn; empty: search
   int max_workers = 0;                           // 0: one per core, at most 8
   std::size_t max_plans = 1024;                  // loaded plans that the cache holds
+  // Where tuned choices are stored; the error, if any, is that of whoever asks for tuning.
+  Result<TunedPlans::Config> tuned_plans = TunedPlans::Config{};
+  TunerConfig tuner;
 };
 
 class Planner {
@@ -36,6 +43,12 @@ class Planner {
                         const Options& options);
   Result<Plan> compile(const ir::Graph& graph, const Device& device, std::string_view engine,
                        const Options& options);
+  // As compile with Options::tuning, and how it was chosen. Without the device: what the engine
+  // prefers, and the plan and the report say so. `retune`: stored candidates are timed again.
+  Result<Tuned> tune(const ir::Graph& graph, const Device& device, std::string_view engine,
+                     const Options& options, bool retune);
+  // The report on a plan that was tuned, or read as tuned, in this process.
+  std::optional<TuningReport> report_of(std::string_view plan_id) const;
   Result<std::shared_ptr<Loaded>> load(const Plan& plan, const Device& device);
   Status execute(const Plan& plan, const Loaded& loaded, std::span<const Binding> bindings,
                  void* workspace, std::size_t workspace_size, void* stream);

@@ -1,5 +1,8 @@
 #include "plan/worker_client.h"
 
+#include <algorithm>
+#include <cstdint>
+
 namespace lawson::plan {
 namespace {
 
@@ -9,6 +12,13 @@ using std::chrono::milliseconds;
 // they only end what hangs.
 constexpr milliseconds kProbeTimeout{120'000};
 constexpr milliseconds kCompileTimeout{600'000};
+
+// The deadline of the options, where it is nearer.
+milliseconds timeout_of(const Options& options, milliseconds most) {
+  if (options.deadline_ms < 0) return most;
+  const double left = std::min(options.deadline_ms, static_cast<double>(most.count()));
+  return milliseconds{std::max(static_cast<std::int64_t>(left), std::int64_t{1})};
+}
 
 Result<Json> field(const Json& reply, const char* name) {
   if (reply.contains(name)) return reply.at(name);
@@ -52,10 +62,17 @@ Result<std::vector<Candidate>> WorkerClient::candidates(const ir::Graph& graph,
 Result<Plan> WorkerClient::compile(const ir::Graph& graph, const Device& device,
                                    const Options& options,
                                    const std::optional<Candidate>& candidate) {
-  LAWSON_TRY(const Json reply,
-             pool_.request(request_to_json(Verb::compile, graph, device, options, candidate),
-                           kCompileTimeout));
-  LAWSON_TRY(const Json document, field(reply, "plan"));
+  const milliseconds timeout = timeout_of(options, kCompileTimeout);
+  const auto asked = std::chrono::steady_clock::now();
+  const auto reply =
+      pool_.request(request_to_json(Verb::compile, graph, device, options, candidate), timeout);
+  if (!reply.ok()) {
+    const bool late = std::chrono::steady_clock::now() - asked >= timeout;
+    if (!late || timeout == kCompileTimeout) return reply.error();
+    return error(ErrorKind::cancelled, "the deadline of {:g} ms passed before a plan was built",
+                 options.deadline_ms);
+  }
+  LAWSON_TRY(const Json document, field(*reply, "plan"));
   LAWSON_TRY(Plan plan, plan_from_json(document));
   LAWSON_CHECK(check_key(plan.key, plan.engine, plan.engine_version, graph, device, options));
   return plan;

@@ -38,6 +38,7 @@ static AbiFunction const kFunctions[] = {
     (AbiFunction)lawson_device_destroy,
     (AbiFunction)lawson_device_find,
     (AbiFunction)lawson_device_is_present,
+    (AbiFunction)lawson_device_limits,
     (AbiFunction)lawson_device_name,
     (AbiFunction)lawson_devices_json,
     (AbiFunction)lawson_explain,
@@ -62,6 +63,9 @@ static AbiFunction const kFunctions[] = {
     (AbiFunction)lawson_plan_load,
     (AbiFunction)lawson_plan_name,
     (AbiFunction)lawson_plan_run,
+    (AbiFunction)lawson_plan_bench,
+    (AbiFunction)lawson_plan_tuning,
+    (AbiFunction)lawson_graph_simplified,
     (AbiFunction)lawson_plan_serialize,
     (AbiFunction)lawson_plan_target,
     (AbiFunction)lawson_plan_workspace_size,
@@ -111,6 +115,9 @@ static void layout(void) {
   VALUE(LAWSON_JUDGED);
   VALUE(LAWSON_BUILT);
   VALUE(LAWSON_VERIFIED);
+  VALUE(LAWSON_TUNING_OFF);
+  VALUE(LAWSON_TUNING_QUICK);
+  VALUE(LAWSON_TUNING_EXHAUSTIVE);
   SIZE(lawson_settings);
   FIELD(lawson_settings, struct_size);
   FIELD(lawson_settings, cudnn_path);
@@ -140,6 +147,9 @@ static void layout(void) {
   FIELD(lawson_options, strength);
   FIELD(lawson_options, workspace_limit);
   FIELD(lawson_options, deterministic);
+  FIELD(lawson_options, deadline_ms);
+  FIELD(lawson_options, tuning);
+  FIELD(lawson_options, retune);
   SIZE(lawson_binding);
   FIELD(lawson_binding, uid);
   FIELD(lawson_binding, data);
@@ -172,6 +182,10 @@ static void nulls(void) {
   EXPECT_INVALID(lawson_compile(NULL, NULL, NULL, NULL));
   EXPECT_INVALID(lawson_plan_graph(NULL, NULL));
   EXPECT_INVALID(lawson_plan_serialize(NULL, NULL));
+  EXPECT_INVALID(lawson_graph_simplified(NULL, NULL));
+  EXPECT_INVALID(lawson_plan_tuning(NULL, NULL));
+  EXPECT_INVALID(lawson_plan_bench(NULL, 0, 1, NULL));
+  EXPECT_INVALID(lawson_device_limits(NULL, NULL, NULL));
   EXPECT_INVALID(lawson_plan_deserialize(NULL, 0, NULL));
   EXPECT_INVALID(lawson_plan_load(NULL, NULL));
   EXPECT_INVALID(lawson_plan_execute(NULL, NULL, 0, NULL, 0, NULL));
@@ -382,6 +396,18 @@ static void life(const char* folder) {
   EXPECT(ok == 0);
 
   lawson_data_destroy(data);
+  EXPECT_OK(lawson_plan_tuning(plan, &text));
+  expect_text(text, "{}");
+  EXPECT_OK(lawson_plan_bench(read, 1, 3, &text));
+  expect_text(text, "\"rounds\": 3");
+  EXPECT(lawson_plan_bench(read, 1, 0, &text) == LAWSON_INVALID_ARGUMENT);
+  EXPECT(lawson_plan_bench(plan, 1, 1, &text) == LAWSON_INVALID_ARGUMENT); /* not loaded */
+  EXPECT(lawson_device_limits(device, "no such engine", &text) == LAWSON_INVALID_ARGUMENT);
+  lawson_graph* simplified = NULL;
+  EXPECT_OK(lawson_graph_simplified(graph, &simplified));
+  EXPECT(lawson_graph_tensor_count(simplified) == lawson_graph_tensor_count(graph));
+  lawson_graph_destroy(simplified);
+
   lawson_graph_destroy(of_plan);
   lawson_plan_destroy(bundled);
   lawson_plan_destroy(read);

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <fstream>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <random>
@@ -16,6 +17,9 @@
 namespace {
 
 using Json = nlohmann::json;
+
+// Before the library reads it: tests leave no choices behind and find none.
+[[maybe_unused]] const int kNoStoredChoices = ::setenv("LAWSON_CACHE", "off", 1);
 
 const char* const kGraph = R"({"lawson": 1, "kind": "graph", "name": "contract",
   "inputs": [{"name": "x", "dtype": "bf16", "shape": [1, 16, 8]},
@@ -111,6 +115,100 @@ TEST(Contract, OptionsAreChecked) {
   ASSERT_EQ(probe(), LAWSON_OK) << lawson_last_error_message();
   EXPECT_STREQ(lawson_verdict_engine(verdict), "reference");
   lawson_verdict_destroy(verdict);
+}
+
+TEST(Contract, OptionsOfACallerThatKnowsNoTuning) {
+  const auto graph = lawson::Graph::from_json(kGraph);
+  const auto device = lawson::Device::find("cpu");
+  lawson_options options{};
+  std::memset(&options, 0xFF, sizeof(options));  // what lies behind its struct, padding included
+  options.struct_size = offsetof(lawson_options, deadline_ms);
+  ASSERT_EQ(options.struct_size, 40U);
+  options.engine = nullptr;
+  options.strength = LAWSON_JUDGED;
+  options.workspace_limit = -1;
+  options.deterministic = 0;
+  const auto key_of = [&](const lawson_options* given) -> std::string {
+    lawson_verdict* verdict = nullptr;
+    EXPECT_EQ(lawson_probe(graph.handle(), device.handle(), given, &verdict), LAWSON_OK)
+        << lawson_last_error_message();
+    std::string key = lawson_verdict_key(verdict);
+    lawson_verdict_destroy(verdict);
+    return key;
+  };
+  const std::string plain = key_of(nullptr);
+  EXPECT_EQ(key_of(&options), plain);
+
+  lawson_options now{};
+  now.struct_size = sizeof(now);
+  now.workspace_limit = -1;
+  EXPECT_EQ(key_of(&now), plain);
+  now.deadline_ms = 1e6;
+  EXPECT_EQ(key_of(&now), plain);  // how long it may take changes no choice by itself
+  now.tuning = LAWSON_TUNING_QUICK;
+  const std::string quick = key_of(&now);
+  EXPECT_NE(quick, plain);
+  now.tuning = LAWSON_TUNING_EXHAUSTIVE;
+  EXPECT_NE(key_of(&now), quick);
+
+  lawson_verdict* verdict = nullptr;
+  const int outside = 3;
+  std::memcpy(&now.tuning, &outside, sizeof(outside));
+  EXPECT_EQ(lawson_probe(graph.handle(), device.handle(), &now, &verdict), LAWSON_INVALID_ARGUMENT);
+  EXPECT_TRUE(has(lawson_last_error_message(), "options.tuning: 3"));
+  now.tuning = LAWSON_TUNING_OFF;
+  now.deadline_ms = std::numeric_limits<double>::quiet_NaN();
+  EXPECT_EQ(lawson_probe(graph.handle(), device.handle(), &now, &verdict), LAWSON_INVALID_ARGUMENT);
+  EXPECT_TRUE(has(lawson_last_error_message(), "deadline_ms"));
+}
+
+TEST(Contract, ATunedPlanSaysHowItWasChosen) {
+  const auto graph = lawson::Graph::from_json(kGraph);
+  const auto device = lawson::Device::find("cpu");
+  lawson::Options options;
+  options.tuning = LAWSON_TUNING_EXHAUSTIVE;
+  options.strength = LAWSON_BUILT;
+  const auto verdict = lawson::probe(graph, device, options);
+  auto plan = lawson::compile(graph, device, options);
+  EXPECT_EQ(plan.id(), verdict.plan_id());
+  EXPECT_EQ(plan.key(), verdict.key());
+  const Json report = Json::parse(plan.tuning());
+  EXPECT_EQ(report["tuning"], "exhaustive");
+  EXPECT_EQ(Json::parse(verdict.json())["choice"], report["choice"]);
+  ASSERT_FALSE(report["candidates"].empty());
+  std::size_t chosen = 0;
+  for (const Json& candidate : report["candidates"]) {
+    if (candidate["standing"] != "chosen") continue;
+    EXPECT_EQ(candidate["name"], plan.name());
+    ++chosen;
+  }
+  EXPECT_EQ(chosen, 1U);
+  plan.load(device);
+  const Json bench = Json::parse(plan.bench(0, 3));
+  EXPECT_EQ(bench["plan_id"], plan.id());
+  EXPECT_EQ(bench["engine"], "cpu");
+  EXPECT_EQ(bench["rounds"], 3);
+  EXPECT_GT(bench["milliseconds"]["median"], 0);
+}
+
+TEST(Contract, WhatAPlanIsOfIsTheSimplifiedGraph) {
+  const auto graph = lawson::Graph::from_json(R"({"lawson": 1, "kind": "graph", "name": "g",
+      "inputs": [{"name": "x", "dtype": "f32", "shape": [4, 8]}],
+      "ops": [{"op": "transpose", "in": ["x"], "out": "t", "perm": [1, 0]},
+              {"op": "transpose", "in": ["t"], "out": "u", "perm": [1, 0]},
+              {"op": "relu", "in": ["u"], "out": "y"}],
+      "outputs": ["y"]})");
+  const auto device = lawson::Device::find("cpu");
+  auto plan = lawson::compile(graph, device);
+  const auto ops = [](const lawson::Graph& of) { return Json::parse(of.json())["ops"].size(); };
+  EXPECT_EQ(ops(graph), 3U);
+  EXPECT_EQ(ops(plan.graph()), 1U);
+  EXPECT_EQ(ops(graph.simplified()), 1U);
+  EXPECT_EQ(lawson::probe(graph, device).key(), plan.key());
+  plan.load(device);
+  auto data = lawson::Data::generate(graph, 3);  // of the graph as it was written
+  static_cast<void>(plan.run(data));
+  EXPECT_TRUE(data.verify(plan).ok);
 }
 
 TEST(Contract, TrainingHasTwoPartsAndOneAnswer) {

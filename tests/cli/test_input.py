@@ -220,7 +220,7 @@ class Usage(Case):
     def test_help_has_examples(self):
         self.assertEqual(lawson("--help").code, 0)
         self.assertIn("0.", self.expect(0, "--version").out)
-        for verb in ("targets", "check", "probe", "explain", "compile", "run", "print", "info"):
+        for verb in ("targets", "check", "probe", "explain", "compile", "run", "bench", "print", "info"):
             text = self.expect(0, verb, "--help").out
             self.assertIn(f"lawson {verb}", text)
             self.assertIn("Example", text)

@@ -55,6 +55,10 @@ lawson_options ProbeOptions::c() const {
   options.engine = engine.empty() ? nullptr : engine.c_str();
   options.strength = strength;
   options.workspace_limit = -1;
+  options.deadline_ms = deadline_ms;
+  if (tuning == "quick") options.tuning = LAWSON_TUNING_QUICK;
+  if (tuning == "exhaustive") options.tuning = LAWSON_TUNING_EXHAUSTIVE;
+  options.retune = retune ? 1 : 0;
   return options;
 }
 

@@ -84,6 +84,9 @@ Json json_of(F function, Args... args) {
 struct ProbeOptions {
   std::string engine;  // empty: the device's own
   lawson_strength strength = LAWSON_JUDGED;
+  std::string tuning = "off";  // or "quick", "exhaustive"
+  double deadline_ms = 0;      // for building and tuning; 0: none
+  bool retune = false;         // times the stored candidates again
   lawson_options c() const;
 };
 

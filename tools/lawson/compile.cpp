@@ -17,8 +17,8 @@ struct CompileArguments {
   std::vector<std::string> specs;
   std::vector<std::string> targets;
   std::string bundle;
-  std::string engine;
-  ModelOptions options;
+  ProbeOptions options;
+  ModelOptions model;
 };
 
 // One graph to compile; equal graphs of several specs are one.
@@ -39,10 +39,10 @@ struct Outcome {
 class Compiler {
  public:
   explicit Compiler(const CompileArguments& arguments) {
-    options_.engine = arguments.engine;
+    options_ = arguments.options;
     for (const std::string& path : arguments.specs) {
       const Document document = read_document(path);
-      const Json model = workloads_of(document, arguments.options);
+      const Json model = workloads_of(document, arguments.model);
       for (const Json& workload : model["workloads"]) {
         const bool is_model = workload["group"] != "spec";
         add_spec(workload["spec"], is_model ? model["model"].get<std::string>() + ' ' +
@@ -266,8 +266,10 @@ void add_compile(CLI::App& app, Session& session) {
   verb->add_option("-o,--output", arguments->bundle, "the bundle to write")
       ->required()
       ->type_name("BUNDLE");
-  verb->add_option("-e,--engine", arguments->engine, "cudnn, cpu or reference")->type_name("NAME");
-  add_model_options(verb, arguments->options);
+  verb->add_option("-e,--engine", arguments->options.engine, "cudnn, cpu or reference")
+      ->type_name("NAME");
+  add_tuning_options(verb, arguments->options, true);
+  add_model_options(verb, arguments->model);
   verb->callback([arguments, &session] {
     session.action = [arguments, &session] { return run_compile(session, *arguments); };
   });

@@ -76,6 +76,7 @@ int run(int argc, char** argv) {
   lawson::cli::add_explain(app, session);
   lawson::cli::add_compile(app, session);
   lawson::cli::add_run(app, session);
+  lawson::cli::add_bench(app, session);
   lawson::cli::add_print(app, session);
   lawson::cli::add_targets(app, session);
   lawson::cli::add_info(app, session);

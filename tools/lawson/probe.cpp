@@ -14,7 +14,7 @@ namespace {
 struct ProbeArguments {
   std::vector<std::string> specs;
   std::vector<std::string> targets;
-  std::string engine;
+  ProbeOptions options;
   bool build = false;
   bool verify = false;
 };
@@ -65,11 +65,10 @@ int run_probe(const Session& session, const ProbeArguments& arguments) {
     const Document document = read_document(path);
     questions.push_back({document.source, read_spec(document.text, document.source)});
   }
-  ProbeOptions options;
-  options.engine = arguments.engine;
+  ProbeOptions options = arguments.options;
   if (arguments.build) options.strength = LAWSON_BUILT;
   if (arguments.verify) options.strength = LAWSON_VERIFIED;
-  const bool host_engine = arguments.engine == "cpu" || arguments.engine == "reference";
+  const bool host_engine = options.engine == "cpu" || options.engine == "reference";
   const std::vector<Target> targets = host_engine && arguments.targets.empty()
                                           ? resolve_targets({"cpu"}, {})
                                           : resolve_targets(arguments.targets, {});
@@ -106,10 +105,12 @@ void add_probe(CLI::App& app, Session& session) {
       ->required()
       ->type_name("SPEC...");
   add_target_option(verb, arguments->targets, "");
-  verb->add_option("-e,--engine", arguments->engine, "cudnn, cpu or reference")->type_name("NAME");
+  verb->add_option("-e,--engine", arguments->options.engine, "cudnn, cpu or reference")
+      ->type_name("NAME");
   verb->add_flag("--build", arguments->build, "also compile the kernel");
   verb->add_flag("--verify", arguments->verify,
                  "also run it and compare with the oracle; needs the device");
+  add_tuning_options(verb, arguments->options, false);
   verb->callback([arguments, &session] {
     session.action = [arguments, &session] { return run_probe(session, *arguments); };
   });

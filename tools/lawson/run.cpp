@@ -3,17 +3,15 @@
 #include <fmt/ranges.h>
 
 #include <cctype>
-#include <charconv>
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <map>
-#include <optional>
 #include <system_error>
 
 #include "input.h"
 #include "npy.h"
+#include "place.h"
 #include "terminal.h"
 #include "verbs.h"
 
@@ -24,7 +22,7 @@ namespace fs = std::filesystem;
 
 struct RunArguments {
   std::string spec;
-  std::string engine;
+  ProbeOptions options;
   std::string target;
   std::string plan;
   std::string save;
@@ -69,48 +67,6 @@ std::string file_name(std::string_view tensor) {
   return out + ".npy";
 }
 
-// The person asked for a run where there is no device for it.
-Failure no_device(const std::string& why) {
-  return {"unavailable", kExitEnvironment,
-          why + "; `--engine cpu` runs the same graph on this machine's CPU"};
-}
-
-struct Place {
-  std::string engine;
-  Device device;
-};
-
-Place choose_place(const RunArguments& arguments) {
-  std::string engine = arguments.engine;
-  if (const char* given = std::getenv("LAWSON_ENGINE"); engine.empty() && given != nullptr) {
-    engine = given;
-  }
-  if (engine.empty() && arguments.target == "cpu") engine = "cpu";
-  if (engine.empty()) engine = "cudnn";
-  if (engine == "cpu" || engine == "reference") {
-    if (!arguments.target.empty() && arguments.target != "cpu") {
-      throw bad_usage(fmt::format("--target {}: engine {} runs on the CPU; leave --target out",
-                                  arguments.target, engine));
-    }
-    return {engine, find_device("cpu")};
-  }
-  if (engine != "cudnn") {
-    throw bad_usage(fmt::format("--engine {}: expected cudnn, cpu or reference", engine));
-  }
-  if (arguments.target.empty()) {
-    lawson_device* device = nullptr;
-    if (lawson_device_find("cuda", &device) != LAWSON_OK) {
-      throw no_device(fmt::format("engine cudnn needs a GPU ({})", lawson_last_error_message()));
-    }
-    return {engine, Device{device}};
-  }
-  Device device = find_device(arguments.target);
-  if (lawson_device_is_present(device.get()) == 0) {
-    throw no_device(fmt::format("target {} is not in this machine", arguments.target));
-  }
-  return {engine, std::move(device)};
-}
-
 Json reasons_of(const Spec& spec, const Place& place) {
   ProbeOptions options;
   options.engine = place.engine;
@@ -140,7 +96,7 @@ class Runner {
       : arguments_{arguments},
         document_{read_document(arguments.spec)},
         spec_{read_spec(document_.text, document_.source)},
-        place_{choose_place(arguments)} {}
+        place_{choose_place(arguments.options.engine, arguments.target)} {}
 
   void run() {
     const std::size_t count = lawson_spec_graph_count(spec_.get());
@@ -249,7 +205,7 @@ class Runner {
   }
 
   Plan compile(const Part& part) const {
-    ProbeOptions options;
+    ProbeOptions options = arguments_.options;
     options.engine = place_.engine;
     const lawson_options c_options = options.c();
     return make<Plan>(lawson_compile, part.graph.get(), place_.device.get(), &c_options);
@@ -257,7 +213,9 @@ class Runner {
 
   Plan from_bundle(const Part& part) const {
     const Bundle bundle = make<Bundle>(lawson_bundle_open, arguments_.plan.c_str());
-    const std::string wanted = anonymous_text(part.graph);
+    // Plans are of the graph after clean-ups.
+    const std::string wanted =
+        anonymous_text(make<Graph>(lawson_graph_simplified, part.graph.get()));
     std::vector<std::string> targets;
     for (std::size_t i = 0; i < lawson_bundle_size(bundle.get()); ++i) {
       Plan plan = make<Plan>(lawson_bundle_plan, bundle.get(), i);
@@ -444,7 +402,7 @@ void add_run(CLI::App& app, Session& session) {
   verb->add_option("spec", arguments->spec, "a spec file (docs/spec.md)")
       ->required()
       ->type_name("SPEC");
-  verb->add_option("-e,--engine", arguments->engine,
+  verb->add_option("-e,--engine", arguments->options.engine,
                    "cudnn, cpu or reference (default: LAWSON_ENGINE, else cudnn)")
       ->type_name("NAME");
   verb->add_option("-t,--target", arguments->target, "the GPU of this machine to run on")
@@ -453,17 +411,8 @@ void add_run(CLI::App& app, Session& session) {
       ->type_name("BUNDLE");
   verb->add_flag("--verify", arguments->verify,
                  "compare with the float64 oracle; exit 1 if not ok");
-  verb->add_option("--seed", arguments->seed, "of the generated inputs (default 0)")
-      ->type_name("N")
-      ->check(
-          [](const std::string& text) {
-            std::uint64_t value = 0;
-            const auto [end, error] =
-                std::from_chars(text.data(), text.data() + text.size(), value);
-            const bool ok = error == std::errc{} && end == text.data() + text.size();
-            return ok ? std::string{} : "Value " + text + " not in range 0 to 2^64 - 1";
-          },
-          "");
+  add_tuning_options(verb, arguments->options, true);
+  add_seed_option(verb, arguments->seed);
   verb->add_option("--repeat", arguments->repeat, "timed executions after one warm-up (default 5)")
       ->type_name("N")
       ->check(CLI::Range(1, 1000000));

@@ -4,7 +4,9 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cstdio>
+#include <system_error>
 
 #include "input.h"
 #include "terminal.h"
@@ -39,6 +41,7 @@ std::string details(const Json& verdict) {
       !rewrites.empty()) {
     line("rewrites", fmt::format("{}", fmt::join(rewrites, ", ")));
   }
+  line("choice", text("choice"));
   line("defect", text("defect"));
   line("plan id", text("plan_id"));
   line("key", text("key"));
@@ -106,6 +109,36 @@ void add_model_options(CLI::App* verb, ModelOptions& options) {
       ->type_name("LIST");
   verb->add_option("--dtype", options.dtype, "f16, bf16 or f32 (default: the model's, else bf16)")
       ->type_name("TYPE");
+}
+
+void add_tuning_options(CLI::App* verb, ProbeOptions& options, bool compiles) {
+  verb->add_option(
+          "--tuning", options.tuning,
+          "off (the engine's first choice), or the fastest on this machine's device of the "
+          "first eight candidates (quick) or of all (exhaustive)")
+      ->type_name("KIND")
+      ->check(CLI::IsMember({"off", "quick", "exhaustive"}));
+  verb->add_option("--deadline", options.deadline_ms,
+                   "milliseconds for building and tuning; tuning then gives its best so far")
+      ->type_name("MS")
+      ->check(CLI::Range(1.0, 1e9, "1 to 1e9"));
+  if (!compiles) return;
+  verb->add_flag("--retune", options.retune,
+                 "time the stored candidates again, without building (with --tuning)");
+}
+
+void add_seed_option(CLI::App* verb, std::uint64_t& seed) {
+  verb->add_option("--seed", seed, "of the generated inputs (default 0)")
+      ->type_name("N")
+      ->check(
+          [](const std::string& text) {
+            std::uint64_t value = 0;
+            const auto [end, error] =
+                std::from_chars(text.data(), text.data() + text.size(), value);
+            const bool ok = error == std::errc{} && end == text.data() + text.size();
+            return ok ? std::string{} : "Value " + text + " not in range 0 to 2^64 - 1";
+          },
+          "");
 }
 
 void emit(const Json& document) {

@@ -5,6 +5,7 @@
 #include <CLI/Config.hpp>
 #include <CLI/Formatter.hpp>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <vector>
@@ -31,6 +32,7 @@ void add_probe(CLI::App& app, Session& session);
 void add_explain(CLI::App& app, Session& session);
 void add_compile(CLI::App& app, Session& session);
 void add_run(CLI::App& app, Session& session);
+void add_bench(CLI::App& app, Session& session);
 void add_print(CLI::App& app, Session& session);
 void add_info(CLI::App& app, Session& session);
 
@@ -38,6 +40,10 @@ void add_info(CLI::App& app, Session& session);
 void add_target_option(CLI::App* verb, std::vector<std::string>& targets,
                        const std::string& fallback);
 void add_model_options(CLI::App* verb, struct ModelOptions& options);
+// --tuning, --deadline and, where plans are compiled, --retune.
+void add_tuning_options(CLI::App* verb, ProbeOptions& options, bool compiles);
+// --seed of generated inputs.
+void add_seed_option(CLI::App* verb, std::uint64_t& seed);
 
 // --json: the one document on standard output.
 void emit(const Json& document);

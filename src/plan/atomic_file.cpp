@@ -1,0 +1,62 @@
+#include "plan/atomic_file.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <system_error>
+#include <utility>
+
+namespace lawson::plan {
+
+Error io_error(const std::string& path, std::string_view what, int code) {
+  return error(ErrorKind::io, "{}: {}: {}", path, what, std::generic_category().message(code));
+}
+
+AtomicFile::AtomicFile(std::string target, mode_t mode) : target_{std::move(target)} {
+  static std::atomic<unsigned> counter{0};
+  // O_EXCL passes over the leftovers of a crashed process that had our id.
+  for (int attempt = 0; attempt < 100 && file_ < 0; ++attempt) {
+    path_ = fmt::format("{}.tmp.{}.{}", target_, ::getpid(), counter.fetch_add(1));
+    file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (file_ < 0 && errno != EEXIST) break;
+  }
+  failure_ = file_ < 0 ? errno : 0;
+}
+
+AtomicFile::~AtomicFile() {
+  if (file_ < 0) return;
+  ::close(file_);
+  if (!renamed_) ::unlink(path_.c_str());
+}
+
+Status AtomicFile::write(std::string_view bytes) {
+  if (file_ < 0) return io_error(target_, "no file can be created beside it", failure_);
+  while (!bytes.empty()) {
+    const ssize_t written = ::write(file_, bytes.data(), bytes.size());
+    if (written < 0 && errno == EINTR) continue;
+    if (written <= 0) return io_error(target_, "cannot be written", errno);
+    bytes.remove_prefix(static_cast<std::size_t>(written));
+  }
+  return {};
+}
+
+Status AtomicFile::publish() {
+  if (::fsync(file_) != 0) return io_error(target_, "cannot be written", errno);
+  if (::rename(path_.c_str(), target_.c_str()) != 0) {
+    return io_error(target_, "cannot be replaced", errno);
+  }
+  renamed_ = true;
+  // The rename is lasting once the folder is; a file system without that has done what it can.
+  const auto slash = target_.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : target_.substr(0, slash + 1);
+  if (const int fd = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC); fd >= 0) {
+    ::fsync(fd);
+    ::close(fd);
+  }
+  return {};
+}
+
+}  // namespace lawson::plan

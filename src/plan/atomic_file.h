@@ -1,0 +1,36 @@
+// A file beside the target that becomes the target or disappears: a reader sees the old file or the
+// whole new one.
+#pragma once
+
+#include <sys/types.h>
+
+#include <string>
+#include <string_view>
+
+#include "base/status.h"
+
+namespace lawson::plan {
+
+// "PATH: what: the system's words"
+Error io_error(const std::string& path, std::string_view what, int code);
+
+class AtomicFile {
+ public:
+  // `mode` as open(2)'s; errors are the next call's.
+  AtomicFile(std::string target, mode_t mode);
+  ~AtomicFile();
+  AtomicFile(const AtomicFile&) = delete;
+  AtomicFile& operator=(const AtomicFile&) = delete;
+
+  Status write(std::string_view bytes);
+  Status publish();  // on the disk, under the target's name
+
+ private:
+  std::string target_;
+  std::string path_;
+  int file_ = -1;
+  int failure_ = 0;
+  bool renamed_ = false;
+};
+
+}  // namespace lawson::plan
