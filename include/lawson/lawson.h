@@ -87,6 +87,24 @@ LAWSON_API int lawson_device_is_present(const lawson_device* device);
 /* All known devices: GPUs of this machine, the host CPU, the target library, as a JSON list. */
 LAWSON_API lawson_status lawson_devices_json(lawson_text** json);
 
+/* ---- memory on a device, for callers without a framework of their own ------------------------ */
+
+typedef struct lawson_memory lawson_memory;
+
+/* Device memory of a GPU of this machine, host memory for the CPU; aligned to 64 bytes at least. */
+LAWSON_API lawson_status lawson_memory_create(const lawson_device* device, size_t size,
+                                              lawson_memory** memory);
+/* Waits for the device's work before it frees. */
+LAWSON_API void lawson_memory_destroy(lawson_memory* memory);
+LAWSON_API void* lawson_memory_data(const lawson_memory* memory); /* the device's address */
+LAWSON_API size_t lawson_memory_size(const lawson_memory* memory);
+/* Copies from and to host memory. Both are done when they return; read waits for the device first.
+ */
+LAWSON_API lawson_status lawson_memory_write(lawson_memory* memory, size_t offset, const void* data,
+                                             size_t size);
+LAWSON_API lawson_status lawson_memory_read(const lawson_memory* memory, size_t offset, void* data,
+                                            size_t size);
+
 /* ---- specs and graphs ----------------------------------------------------------------------- */
 
 typedef struct lawson_spec lawson_spec;
@@ -162,12 +180,24 @@ typedef enum lawson_strength {
   LAWSON_VERIFIED = 2 /* executed and compared with the oracle; needs the device */
 } lawson_strength;
 
+/* How a plan is chosen among an engine's candidates. Timed is only what runs on a device of this
+ * machine, on data of its own; the choice is kept for the process and stored (LAWSON_CACHE_DIR).
+ * For a device that is not here it is the engine's first choice, and verdict and plan say so. */
+typedef enum lawson_tuning {
+  LAWSON_TUNING_OFF = 0,       /* the engine's first choice that builds: the same every time */
+  LAWSON_TUNING_QUICK = 1,     /* the fastest of the first eight */
+  LAWSON_TUNING_EXHAUSTIVE = 2 /* the fastest of all */
+} lawson_tuning;
+
 typedef struct lawson_options {
   size_t struct_size;
   const char* engine; /* "cudnn", "cpu", "reference"; NULL: cudnn for GPUs, cpu for the CPU */
   lawson_strength strength;
   int64_t workspace_limit; /* bytes; negative: none */
   int32_t deterministic;
+  double deadline_ms; /* for building and tuning (its best so far); 0 or negative: none */
+  lawson_tuning tuning;
+  int32_t retune; /* when compiling with tuning: time the stored candidates again, build nothing */
 } lawson_options;
 
 typedef struct lawson_verdict lawson_verdict;
@@ -180,24 +210,12 @@ LAWSON_API lawson_status lawson_probe_spec(const lawson_spec* spec, const lawson
                                            const lawson_options* options, lawson_verdict** verdict);
 LAWSON_API void lawson_verdict_destroy(lawson_verdict* verdict);
 LAWSON_API lawson_decision lawson_verdict_decision(const lawson_verdict* verdict);
-/* How a plan is chosen among an engine's candidates. Timed is only what runs on a device of this
- * machine, on data of its own; the choice is kept for the process and stored (LAWSON_CACHE_DIR).
- * For a device that is not here it is the engine's first choice, and verdict and plan say so. */
-typedef enum lawson_tuning {
-  LAWSON_TUNING_OFF = 0,       /* the engine's first choice that builds: the same every time */
-  LAWSON_TUNING_QUICK = 1,     /* the fastest of the first eight */
-  LAWSON_TUNING_EXHAUSTIVE = 2 /* the fastest of all */
-} lawson_tuning;
-
 LAWSON_API lawson_strength lawson_verdict_strength(const lawson_verdict* verdict);
 LAWSON_API const char* lawson_verdict_engine(const lawson_verdict* verdict);
 LAWSON_API const char* lawson_verdict_key(const lawson_verdict* verdict);
 LAWSON_API const char* lawson_verdict_plan_id(const lawson_verdict* verdict); /* "" when none */
 LAWSON_API size_t lawson_verdict_reason_count(const lawson_verdict* verdict);
 LAWSON_API const char* lawson_verdict_reason_code(const lawson_verdict* verdict, size_t index);
-  double deadline_ms; /* for building and tuning (its best so far); 0 or negative: none */
-  lawson_tuning tuning;
-  int32_t retune; /* when compiling with tuning: time the stored candidates again, build nothing */
 LAWSON_API const char* lawson_verdict_reason_message(const lawson_verdict* verdict, size_t index);
 LAWSON_API lawson_status lawson_verdict_json(const lawson_verdict* verdict, lawson_text** json);
 
@@ -223,6 +241,16 @@ LAWSON_API const char* lawson_plan_name(const lawson_plan* plan); /* cuDNN's eng
 LAWSON_API const char* lawson_plan_target(const lawson_plan* plan);
 LAWSON_API size_t lawson_plan_workspace_size(const lawson_plan* plan);
 LAWSON_API lawson_status lawson_plan_graph(const lawson_plan* plan, lawson_graph** graph);
+/* What a plan is of: the graph after clean-ups that change no bit. */
+LAWSON_API lawson_status lawson_graph_simplified(const lawson_graph* graph,
+                                                 lawson_graph** simplified);
+/* How a plan was chosen that was compiled with tuning: {"choice", "tuning", "compared_with"?,
+ * "deadline_passed", "stored", "buffer_sets", "buffer_bytes", "milliseconds": {"build", "time",
+ * "verify"}, "candidates": [{"name", "standing": "chosen"|"slower"|"not_timed"|"not_built"|
+ * "workspace_limit"|"wrong_result"|"failed", "failure"?, "workspace_bytes", "rounds",
+ * "milliseconds": {"median", "min", "max"}?}]}. Of a plan from another process only "choice"; {}
+ * without tuning. */
+LAWSON_API lawson_status lawson_plan_tuning(const lawson_plan* plan, lawson_text** json);
 LAWSON_API lawson_status lawson_plan_serialize(const lawson_plan* plan, lawson_text** bytes);
 /* Bad, stale, truncated or foreign bytes are LAWSON_INVALID_ARGUMENT, never a crash. */
 LAWSON_API lawson_status lawson_plan_deserialize(const void* data, size_t size, lawson_plan** plan);
@@ -241,16 +269,6 @@ LAWSON_API lawson_status lawson_plan_execute(const lawson_plan* plan,
                                              const lawson_binding* bindings, size_t count,
                                              void* workspace, size_t workspace_size, void* stream);
 
-/* What a plan is of: the graph after clean-ups that change no bit. */
-LAWSON_API lawson_status lawson_graph_simplified(const lawson_graph* graph,
-                                                 lawson_graph** simplified);
-/* How a plan was chosen that was compiled with tuning: {"choice", "tuning", "compared_with"?,
- * "deadline_passed", "stored", "buffer_sets", "buffer_bytes", "milliseconds": {"build", "time",
- * "verify"}, "candidates": [{"name", "standing": "chosen"|"slower"|"not_timed"|"not_built"|
- * "workspace_limit"|"wrong_result"|"failed", "failure"?, "workspace_bytes", "rounds",
- * "milliseconds": {"median", "min", "max"}?}]}. Of a plan from another process only "choice"; {}
- * without tuning. */
-LAWSON_API lawson_status lawson_plan_tuning(const lawson_plan* plan, lawson_text** json);
 /* ---- bundles: several plans in one file ----------------------------------------------------- */
 
 typedef struct lawson_bundle lawson_bundle;
@@ -286,18 +304,6 @@ typedef struct lawson_run_result {
 LAWSON_API lawson_status lawson_plan_run(const lawson_plan* plan, lawson_data* data,
                                          int32_t repetitions, lawson_run_result* result);
 
-/* Compares the outputs with the float64 oracle under the bound derived for the plan's engine:
- * {"ok", "outputs": [{"name", "max_error", "max_error_over_bound", "ok", "message"}]}. */
-LAWSON_API lawson_status lawson_data_verify(const lawson_plan* plan, const lawson_data* data,
-                                            int* ok, lawson_text** json);
-
-#ifdef __cplusplus
-}
-#endif
-
-#include <lawson/attention.h>
-
-#endif /* LAWSON_LAWSON_H_ */
 /* Times a loaded plan on random inputs from `seed`: `rounds` rounds of executions that take several
  * sets of buffers in turn, by the device's clock. {"engine", "plan_id", "plan_name", "key" (of what
  * ran), "rounds", "executions" (of a round), "buffer_sets", "buffer_bytes", "milliseconds":
@@ -311,3 +317,16 @@ LAWSON_API lawson_status lawson_plan_bench(const lawson_plan* plan, uint64_t see
 LAWSON_API lawson_status lawson_device_limits(const lawson_device* device, const char* engine,
                                               lawson_text** json);
 
+/* Compares the outputs with the float64 oracle under the bound derived for the plan's engine:
+ * {"ok", "outputs": [{"name", "max_error", "max_error_over_bound", "ok", "message"}]}. */
+LAWSON_API lawson_status lawson_data_verify(const lawson_plan* plan, const lawson_data* data,
+                                            int* ok, lawson_text** json);
+
+#ifdef __cplusplus
+}
+#endif
+
+#include <lawson/attention.h>
+#include <lawson/fusion.h>
+
+#endif /* LAWSON_LAWSON_H_ */

@@ -41,9 +41,11 @@ inline void check(lawson_status status) {
 
 template <auto Destroy>
 struct Destroyer {
+  bool is_borrowed = false;  // another handle's, which lives longer
+
   template <typename T>
   void operator()(T* handle) const noexcept {
-    Destroy(handle);
+    if (!is_borrowed) Destroy(handle);
   }
 };
 
@@ -107,18 +109,22 @@ class Device {
 
   std::string_view name() const { return lawson_device_name(handle()); }
   bool is_present() const { return lawson_device_is_present(handle()) != 0; }
-  const lawson_device* handle() const { return handle_.get(); }
-
   // What was measured as the most that it does, through this engine (empty: its own), as JSON.
   std::string limits(const std::string& engine = {}) const {
     return detail::text_of(lawson_device_limits, handle(), detail::optional(engine));
   }
+  const lawson_device* handle() const { return handle_.get(); }
+
  private:
+  friend class Fusion;
   explicit Device(lawson_device* handle) : handle_{handle} {}
+  // Of an object that lives longer.
+  explicit Device(const lawson_device* borrowed)
+      : handle_{const_cast<lawson_device*>(borrowed), {true}} {}
   detail::Handle<lawson_device, lawson_device_destroy> handle_;
 };
 
-struct Tensor {
+struct TensorInfo {
   std::int64_t uid = 0;
   std::string name;
   std::string dtype;
@@ -139,22 +145,22 @@ class Graph {
   }
 
   std::string_view name() const { return lawson_graph_name(handle()); }
+  // After the clean-ups that change no bit: what a plan of it is of.
+  Graph simplified() const {
+    return Graph{detail::make<lawson_graph>(lawson_graph_simplified, handle())};
+  }
   std::string json() const { return detail::text_of(lawson_graph_json, handle()); }
   std::string print() const { return detail::text_of(lawson_graph_print, handle()); }
   std::string dot() const { return detail::text_of(lawson_graph_dot, handle()); }
 
   // Inputs first, then outputs.
-  std::vector<Tensor> tensors() const {
-  // After the clean-ups that change no bit: what a plan of it is of.
-  Graph simplified() const {
-    return Graph{detail::make<lawson_graph>(lawson_graph_simplified, handle())};
-  }
-    std::vector<Tensor> list;
+  std::vector<TensorInfo> tensors() const {
+    std::vector<TensorInfo> list;
     for (std::size_t i = 0; i < lawson_graph_tensor_count(handle()); ++i) {
       lawson_tensor_info info{};
       info.struct_size = sizeof(info);
       detail::check(lawson_graph_tensor(handle(), i, &info));
-      Tensor tensor;
+      TensorInfo tensor;
       tensor.uid = info.uid;
       tensor.name = info.name;
       tensor.dtype = info.dtype;
@@ -175,7 +181,14 @@ class Graph {
   friend class Spec;
   friend class Plan;
   friend class AttentionConfig;
+  friend class Fusion;
+  friend Graph gradient(const Graph&, const std::vector<std::string>&);
+  template <typename F>
+  friend class Fused;
   explicit Graph(lawson_graph* handle) : handle_{handle} {}
+  // Of an object that lives longer.
+  explicit Graph(const lawson_graph* borrowed)
+      : handle_{const_cast<lawson_graph*>(borrowed), {true}} {}
   detail::Handle<lawson_graph, lawson_graph_destroy> handle_;
 };
 
@@ -228,6 +241,9 @@ struct Options {
   lawson_strength strength = LAWSON_JUDGED;
   std::int64_t workspace_limit = -1;  // bytes; negative: none
   bool deterministic = false;
+  double deadline_ms = 0;  // for building and tuning; 0: none
+  lawson_tuning tuning = LAWSON_TUNING_OFF;
+  bool retune = false;  // when compiling with tuning: time the stored candidates again
 
   // Lives no longer than this object.
   lawson_options c() const {
@@ -247,9 +263,6 @@ struct Reason {
   std::string message;
 };
 
-  double deadline_ms = 0;  // for building and tuning; 0: none
-  lawson_tuning tuning = LAWSON_TUNING_OFF;
-  bool retune = false;  // when compiling with tuning: time the stored candidates again
 class AttentionConfig;
 
 class Verdict {
@@ -275,7 +288,11 @@ class Verdict {
   friend Verdict probe(const Graph&, const Device&, const Options&);
   friend Verdict probe(const Spec&, const Device&, const Options&);
   friend Verdict select(const AttentionConfig&, const Device&, const Options&);
+  friend class Fusion;
   explicit Verdict(lawson_verdict* handle) : handle_{handle} {}
+  // Of an object that lives longer.
+  explicit Verdict(const lawson_verdict* borrowed)
+      : handle_{const_cast<lawson_verdict*>(borrowed), {true}} {}
   detail::Handle<lawson_verdict, lawson_verdict_destroy> handle_;
 };
 
@@ -380,6 +397,12 @@ class Plan {
     return {result.milliseconds_min, result.milliseconds_median, result.milliseconds_max};
   }
 
+  // JSON documents (lawson.h): how it was chosen; how long it takes on generated data (loaded).
+  std::string tuning() const { return detail::text_of(lawson_plan_tuning, handle()); }
+  std::string bench(std::uint64_t seed = 0, std::int32_t rounds = 20) const {
+    return detail::text_of(lawson_plan_bench, handle(), seed, rounds);
+  }
+
   lawson_plan* handle() { return handle_.get(); }
   const lawson_plan* handle() const { return handle_.get(); }
 
@@ -388,8 +411,12 @@ class Plan {
   template <auto Create, auto Destroy, auto Set, auto Pointers, auto Derive, auto PlanOf,
             auto Workspace, typename Handle>
   friend class BasicParams;
+  friend class Fusion;
   friend Plan compile(const Graph&, const Device&, const Options&);
   explicit Plan(lawson_plan* handle) : handle_{handle} {}
+  // Of an object that lives longer.
+  explicit Plan(const lawson_plan* borrowed)
+      : handle_{const_cast<lawson_plan*>(borrowed), {true}} {}
   detail::Handle<lawson_plan, lawson_plan_destroy> handle_;
 };
 
@@ -397,12 +424,6 @@ class Plan {
 // fuse.
 inline Plan compile(const Graph& graph, const Device& device, const Options& options = {}) {
   const lawson_options given = options.c();
-  // JSON documents (lawson.h): how it was chosen; how long it takes on generated data (loaded).
-  std::string tuning() const { return detail::text_of(lawson_plan_tuning, handle()); }
-  std::string bench(std::uint64_t seed = 0, std::int32_t rounds = 20) const {
-    return detail::text_of(lawson_plan_bench, handle(), seed, rounds);
-  }
-
   return Plan{detail::make<lawson_plan>(lawson_compile, graph.handle(), device.handle(), &given)};
 }
 
@@ -728,5 +749,7 @@ inline void backward(const BackwardParams& params, void* workspace = nullptr,
 }
 
 }  // namespace lawson
+
+#include <lawson/fusion.hpp>
 
 #endif  // LAWSON_LAWSON_HPP_

@@ -13,9 +13,10 @@ namespace {
 constexpr std::array kSettingsPrefixes{offsetof(lawson_settings, max_workers)};
 
 // What changes the answers: docs/design.md, "Environment variables" and the search for cuDNN.
-constexpr std::array kVariables{
-    "LAWSON_CUDNN",   "LAWSON_NVRTC", "LAWSON_LIBEXEC", "LAWSON_ENGINE", "LAWSON_NUM_THREADS",
-    "LAWSON_CPU_ISA", "VIRTUAL_ENV",  "CUDA_HOME",      "CUDA_PATH",     "CUDA_VISIBLE_DEVICES"};
+constexpr std::array kVariables{"LAWSON_CUDNN",   "LAWSON_NVRTC",        "LAWSON_LIBEXEC",
+                                "LAWSON_ENGINE",  "LAWSON_POLICY",       "LAWSON_NUM_THREADS",
+                                "LAWSON_CPU_ISA", "VIRTUAL_ENV",         "CUDA_HOME",
+                                "CUDA_PATH",      "CUDA_VISIBLE_DEVICES"};
 
 Json describe_process() {
   Json variables = Json::object();
@@ -25,6 +26,16 @@ Json describe_process() {
   return {{"version", lawson_version()},          {"library", library_path()},
           {"libexec", libexec_folder()},          {"compiler", LAWSON_COMPILER_TEXT},
           {"build_type", LAWSON_BUILD_TYPE_TEXT}, {"environment", std::move(variables)}};
+}
+
+// The process's loaded plans: how many there are, and how they came.
+Json describe_cache(const plan::PlanCache& cache) {
+  const plan::PlanCache::Counters counters = cache.counters();
+  return {{"plans", cache.size()},
+          {"hits", counters.hits},
+          {"builds", counters.builds},
+          {"failures", counters.failures},
+          {"evictions", counters.evictions}};
 }
 
 Json describe_device(const Device& device) {
@@ -57,6 +68,7 @@ lawson_status lawson_info(lawson_text** json) {
     LAWSON_TRY(plan::Planner * planner, capi::planner());
     Json document = describe_process();
     document.update(planner->info());
+    document["plan_cache"] = describe_cache(planner->cache());
     return give_text(dump(document), json);
   });
 }

@@ -63,6 +63,10 @@ inline std::string dump(const Json& document) {
   return document.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
+// Fills what a caller knows of a tensor's description.
+Status write_tensor_info(const ir::Tensor& tensor, std::int64_t uid, bool is_input,
+                         lawson_tensor_info* info);
+
 // The plan with its graph read back from it.
 Result<std::unique_ptr<lawson_plan>> make_plan_handle(Plan plan);
 

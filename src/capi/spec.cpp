@@ -91,6 +91,24 @@ Json model_to_json(const front::Model& model) {
 }
 
 }  // namespace
+
+Status write_tensor_info(const ir::Tensor& tensor, std::int64_t uid, bool is_input,
+                         lawson_tensor_info* info) {
+  lawson_tensor_info found{};
+  found.uid = uid;
+  found.name = tensor.name.c_str();
+  found.dtype = to_string(tensor.dtype).data();  // a literal: NUL-terminated
+  found.rank = static_cast<std::int32_t>(tensor.shape.size());
+  std::copy(tensor.shape.begin(), tensor.shape.end(), found.shape);
+  std::copy(tensor.strides.begin(), tensor.strides.end(), found.strides);
+  found.is_input = is_input ? 1 : 0;
+  found.is_by_value = tensor.by_value ? 1 : 0;
+  found.alignment = tensor.alignment;
+  // A checked tensor's extent is known not to overflow.
+  found.size = byte_size(tensor.dtype, storage_extent(tensor.shape, tensor.strides).value_or(0));
+  return write_struct(found, info, "lawson_tensor_info", kTensorInfoPrefixes);
+}
+
 }  // namespace lawson::capi
 
 using namespace lawson;
@@ -206,20 +224,8 @@ lawson_status lawson_graph_tensor(const lawson_graph* graph, size_t index,
                      index, graph->graph.name, count);
     }
     const auto id = static_cast<ir::TensorId>(index);
-    const ir::Tensor& tensor = graph->graph.tensor(id);
-    lawson_tensor_info found{};
-    found.uid = ir::Graph::uid(id);
-    found.name = tensor.name.c_str();
-    found.dtype = to_string(tensor.dtype).data();  // a literal: NUL-terminated
-    found.rank = static_cast<std::int32_t>(tensor.shape.size());
-    std::copy(tensor.shape.begin(), tensor.shape.end(), found.shape);
-    std::copy(tensor.strides.begin(), tensor.strides.end(), found.strides);
-    found.is_input = graph->graph.is_input(id) ? 1 : 0;
-    found.is_by_value = tensor.by_value ? 1 : 0;
-    found.alignment = tensor.alignment;
-    // A finished graph's extents are known not to overflow.
-    found.size = byte_size(tensor.dtype, storage_extent(tensor.shape, tensor.strides).value_or(0));
-    return write_struct(found, info, "lawson_tensor_info", kTensorInfoPrefixes);
+    return write_tensor_info(graph->graph.tensor(id), ir::Graph::uid(id), graph->graph.is_input(id),
+                             info);
   });
 }
 

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "attention_abi.h"
+#include "fusion_abi.h"
 
 static int failures = 0;
 
@@ -159,6 +159,7 @@ static void layout(void) {
   FIELD(lawson_run_result, milliseconds_median);
   FIELD(lawson_run_result, milliseconds_max);
   attention_layout();
+  fusion_layout();
 }
 
 static void nulls(void) {
@@ -181,11 +182,11 @@ static void nulls(void) {
   EXPECT_INVALID(lawson_explain(NULL, NULL, NULL, 0, NULL));
   EXPECT_INVALID(lawson_compile(NULL, NULL, NULL, NULL));
   EXPECT_INVALID(lawson_plan_graph(NULL, NULL));
-  EXPECT_INVALID(lawson_plan_serialize(NULL, NULL));
   EXPECT_INVALID(lawson_graph_simplified(NULL, NULL));
   EXPECT_INVALID(lawson_plan_tuning(NULL, NULL));
   EXPECT_INVALID(lawson_plan_bench(NULL, 0, 1, NULL));
   EXPECT_INVALID(lawson_device_limits(NULL, NULL, NULL));
+  EXPECT_INVALID(lawson_plan_serialize(NULL, NULL));
   EXPECT_INVALID(lawson_plan_deserialize(NULL, 0, NULL));
   EXPECT_INVALID(lawson_plan_load(NULL, NULL));
   EXPECT_INVALID(lawson_plan_execute(NULL, NULL, 0, NULL, 0, NULL));
@@ -395,7 +396,6 @@ static void life(const char* folder) {
   EXPECT_OK(lawson_data_verify(read, data, &ok, NULL));
   EXPECT(ok == 0);
 
-  lawson_data_destroy(data);
   EXPECT_OK(lawson_plan_tuning(plan, &text));
   expect_text(text, "{}");
   EXPECT_OK(lawson_plan_bench(read, 1, 3, &text));
@@ -408,6 +408,7 @@ static void life(const char* folder) {
   EXPECT(lawson_graph_tensor_count(simplified) == lawson_graph_tensor_count(graph));
   lawson_graph_destroy(simplified);
 
+  lawson_data_destroy(data);
   lawson_graph_destroy(of_plan);
   lawson_plan_destroy(bundled);
   lawson_plan_destroy(read);
@@ -442,6 +443,9 @@ int main(int argc, char** argv) {
   for (size_t i = 0; i < kAttentionFunctionCount; ++i) {
     EXPECT(kAttentionFunctions[i] != NULL);
   }
+  for (size_t i = 0; i < kFusionFunctionCount; ++i) {
+    EXPECT(kFusionFunctions[i] != NULL);
+  }
   EXPECT(strcmp(lawson_last_error_message(), "") == 0);
   EXPECT(strcmp(lawson_status_string(LAWSON_OK), "ok") == 0);
   char version[32];
@@ -457,6 +461,7 @@ int main(int argc, char** argv) {
   life(argc > 1 ? argv[1] : ".");
   EXPECT(lawson_configure(&settings) == LAWSON_INVALID_ARGUMENT); /* too late */
   model();
+  failures += fusion_calls();
   printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }
