@@ -10,12 +10,14 @@
 #include "engine/cudnn/loaded_plan.h"
 #include "engine/cudnn/reasons.h"
 #include "engine/cudnn/tuning_table.h"
+#include "engine/cudnn/turned.h"
 
 namespace lawson::cudnn {
 namespace {
 
-constexpr int kKernelKnob = 24;  // CUDNN_KNOB_TYPE_KERNEL_CFG: the kernel, tiles and pipeline
-constexpr int kSplitKnob = 17;   // CUDNN_KNOB_TYPE_SPLIT_K_SLC: parts of K, summed afterwards
+constexpr int kKernelKnob = 24;        // CUDNN_KNOB_TYPE_KERNEL_CFG: the kernel, tiles and pipeline
+constexpr std::int64_t kCublasLt = 0;  // the engine
+constexpr int kSplitKnob = 17;         // CUDNN_KNOB_TYPE_SPLIT_K_SLC: parts of K, summed afterwards
 // A product of fewer tiles than this leaves most of a GPU idle unless a long K is split.
 constexpr std::int64_t kFewTiles = 64;
 constexpr std::int64_t kManyTiles = 128;
@@ -28,9 +30,22 @@ void append_new(std::vector<std::string>& list, const std::string& name) {
   if (std::find(list.begin(), list.end(), name) == list.end()) list.push_back(name);
 }
 
-bool offers(Lowered& lowered, const std::string& name) {
+// The turned graph, judged; nullptr: there is none, or cuDNN does not take it.
+Lowered* turned_of(Judged& judged, const Question& question) {
+  if (judged.turned || judged.turned_refused || !judged.again_turned) return judged.turned.get();
+  judged.turned_refused = true;
+  auto lowered = judged.again_turned();
+  const auto handle = handle_for(question.device);
+  if (lowered.ok() && handle.ok() && !(*lowered)->judge(handle->get())) {
+    judged.turned = std::move(lowered).value();
+  }
+  return judged.turned.get();
+}
+
+bool offers(Judged& judged, const Question& question, const std::string& name) {
+  Lowered* lowered = is_turned(name) ? turned_of(judged, question) : judged.lowered.get();
   std::size_t index = 0;
-  return !lowered.find_plan(name, index);
+  return lowered != nullptr && !lowered->find_plan(std::string{plain_name(name)}, index);
 }
 
 void find_preferred(Judged& judged, const Question& question) {
@@ -81,11 +96,24 @@ std::vector<std::int64_t> splits_of(const ir::Graph& graph) {
   return {parts, 2 * parts};
 }
 
+// What cuDNN's heuristics think of the turned graph, and cuBLASLt's plans of it.
+void add_turned(Judged& judged, const Question& question, std::vector<std::string>& all) {
+  Lowered* lowered = turned_of(judged, question);
+  if (lowered == nullptr) return;
+  for (const std::string& name : lowered->plan_names()) append_new(all, turned_name(name));
+  for (const EngineKnobs& engine : lowered->engines()) {
+    if (engine.engine != kCublasLt) continue;
+    for (const std::string& name : configs_of(engine, {})) {
+      if (offers(judged, question, turned_name(name))) append_new(all, turned_name(name));
+    }
+  }
+}
+
 void find_all(Judged& judged, const Question& question) {
   if (!judged.all.empty()) return;
   std::vector<std::string> all;
   for (const std::string& name : judged.preferred) {
-    if (offers(*judged.lowered, name)) all.push_back(name);
+    if (offers(judged, question, name)) all.push_back(name);
   }
   if (has_matmul(question.graph)) {
     // Their failure says only that they have nothing to add.
@@ -95,10 +123,11 @@ void find_all(Judged& judged, const Question& question) {
       judged.all = std::move(all);
       return;
     }
+    add_turned(judged, question, all);
     const std::vector<std::int64_t> splits = splits_of(question.graph);
     for (const EngineKnobs& engine : judged.lowered->engines()) {
       for (const std::string& name : configs_of(engine, splits)) {
-        if (offers(*judged.lowered, name)) append_new(all, name);
+        if (offers(judged, question, name)) append_new(all, name);
       }
     }
   }
@@ -155,7 +184,8 @@ Error refusal_or_error(const StageError& failure, const Question& question) {
 
 // The first of `names` that compiles within the options. The first `optional` of them may be
 // unknown to cuDNN.
-Result<Built> build_first(Lowered& lowered, const std::vector<std::string>& names,
+using Find = std::function<Lowered*(const std::string& name)>;
+Result<Built> build_first(const Find& find, const std::vector<std::string>& names,
                           std::size_t optional, const Question& question,
                           const std::stop_token& stop) {
   const auto& [graph, device, options, found] = question;
@@ -163,12 +193,20 @@ Result<Built> build_first(Lowered& lowered, const std::vector<std::string>& name
   std::optional<StageError> not_compiled;
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (stop.stop_requested()) return error(ErrorKind::cancelled, "compiling was cancelled");
+    Lowered* const lowered = find(names[i]);
     std::size_t index = 0;
-    if (const Failure failure = lowered.find_plan(names[i], index)) {
+    if (lowered == nullptr) {
+      if (i < optional) continue;
+      return refusal(
+          {{"no_such_plan",
+            fmt::format("cuDNN does not take the graph that plan {} is of", names[i]), ""}},
+          "");
+    }
+    if (const Failure failure = lowered->find_plan(std::string{plain_name(names[i])}, index)) {
       if (i < optional) continue;
       return refusal_or_error(*failure, question);
     }
-    if (const Failure failure = lowered.build(index)) {
+    if (const Failure failure = lowered->build(index)) {
       const Fault fault = classify(*failure, !device.present());
       if (fault == Fault::compile_failed) {
         not_compiled = *failure;
@@ -185,8 +223,8 @@ Result<Built> build_first(Lowered& lowered, const std::vector<std::string>& name
       continue;
     }
     Built built;
-    built.name = lowered.built_name();
-    if (const Failure failure = lowered.serialize(built.bytes)) {
+    built.name = is_turned(names[i]) ? turned_name(lowered->built_name()) : lowered->built_name();
+    if (const Failure failure = lowered->serialize(built.bytes)) {
       return to_error(*failure, classify(*failure, !device.present()), device);
     }
     built.workspace = whole_workspace(built.bytes);
@@ -223,11 +261,13 @@ Result<Built> build(Judged& judged, const Question& question,
   if (!judged.lowered) return Built{kNothing, {}, 0, {}};
   if (question.device.present()) LAWSON_CHECK(driver_on(question.device));
   std::unique_lock lock{judged.mutex, std::defer_lock};
+  const Find own = [&](const std::string& name) {
+    return is_turned(name) ? turned_of(judged, question) : judged.lowered.get();
+  };
   if (!candidate) {
     lock.lock();
     find_preferred(judged, question);
-    LAWSON_TRY(Built built,
-               build_first(*judged.lowered, judged.preferred, judged.from_table, question, stop));
+    LAWSON_TRY(Built built, build_first(own, judged.preferred, judged.from_table, question, stop));
     const auto table = judged.preferred.begin() + static_cast<std::ptrdiff_t>(judged.from_table);
     if (std::find(judged.preferred.begin(), table, built.name) != table) {
       built.basis = judged.basis;
@@ -235,15 +275,17 @@ Result<Built> build(Judged& judged, const Question& question,
     return built;
   }
   const std::vector<std::string> named{candidate->name};
-  if (lock.try_lock()) return build_first(*judged.lowered, named, 0, question, stop);
+  if (lock.try_lock()) return build_first(own, named, 0, question, stop);
   const Seat seat;
   if (stop.stop_requested()) return error(ErrorKind::cancelled, "compiling was cancelled");
-  LAWSON_TRY(const auto lowered, judged.again());
+  const Judged::Lower& fresh = is_turned(candidate->name) ? judged.again_turned : judged.again;
+  if (!fresh) return build_first([](const auto&) { return nullptr; }, named, 0, question, stop);
+  LAWSON_TRY(const auto lowered, fresh());
   LAWSON_TRY(const Handle handle, handle_for(question.device));
   if (const Failure failure = lowered->judge(handle.get())) {
     return refusal_or_error(*failure, question);
   }
-  return build_first(*lowered, named, 0, question, stop);
+  return build_first([&](const auto&) { return lowered.get(); }, named, 0, question, stop);
 }
 
 }  // namespace lawson::cudnn

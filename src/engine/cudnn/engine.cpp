@@ -13,6 +13,7 @@
 #include "engine/cudnn/measure.h"
 #include "engine/cudnn/plan_bytes.h"
 #include "engine/cudnn/reasons.h"
+#include "engine/cudnn/turned.h"
 #include "ir/json.h"
 
 namespace lawson {
@@ -55,6 +56,7 @@ class CudnnEngine : public Engine {
     verdict.plan_id = make_plan_id(verdict.key, built->name, verdict.rewrites);
     verdict.workspace_bytes = built->workspace;
     verdict.choice = built->basis;
+    if (is_turned(built->name)) verdict.rewrites.emplace_back("turned");
     return verdict;
   }
 

@@ -9,6 +9,7 @@
 #include "engine/cudnn/native.h"
 #include "engine/cudnn/reasons.h"
 #include "engine/cudnn/steps.h"
+#include "engine/cudnn/turned.h"
 
 namespace lawson::cudnn {
 namespace {
@@ -56,7 +57,7 @@ std::optional<Reason> unknown_to_nvrtc(const Device& device, const Libraries& fo
       "target"};
 }
 
-using Lower = std::function<Result<std::unique_ptr<Lowered>>()>;
+using Lower = Judged::Lower;
 
 // A graph that cuDNN took, or what it said against it; neither: nothing to try.
 struct Attempt {
@@ -202,6 +203,11 @@ Result<Judgement> Judge::judge(const ir::Graph& graph, const Device& device, con
   judgement.judged = std::make_shared<Judged>();
   judgement.judged->lowered = std::move(attempt.lowered);
   judgement.judged->again = std::move(attempt.again);
+  if (!facts) {
+    if (const auto other = turned(graph)) {
+      judgement.judged->again_turned = lower_fusion(*other, device, options);
+    }
+  }
   judgement.judged->plan_names = judgement.judged->lowered->plan_names();
   remember(key, judgement.judged);
   return judgement;

@@ -30,8 +30,13 @@ struct Judged {
   std::size_t from_table = 0;
   std::string basis;  // of the table's
   std::vector<std::string> all;
-  // Another object like `lowered`, not judged yet.
-  std::function<Result<std::unique_ptr<Lowered>>()> again;
+  // Another object like `lowered`, not judged yet; and of the turned graph (turned.h), where there
+  // is one.
+  using Lower = std::function<Result<std::unique_ptr<Lowered>>()>;
+  Lower again;
+  Lower again_turned;
+  std::unique_ptr<Lowered> turned;  // judged, once a plan of it was asked for
+  bool turned_refused = false;
 
   std::vector<std::string> rewrites() const {
     return lowered ? lowered->rewrites() : std::vector<std::string>{};
