@@ -6,7 +6,7 @@
 namespace lawson::cudnn {
 namespace {
 
-// All tensors are brought to one rank first, with dims of 1 in front.
+// All tensors but scalars are brought to one rank first, with dims of 1 in front.
 class Turn {
  public:
   explicit Turn(const ir::Graph& graph) : graph_{graph}, result_{graph} {
@@ -33,6 +33,7 @@ class Turn {
   static void exchange(Dims& dims) { std::swap(dims[dims.size() - 1], dims[dims.size() - 2]); }
 
   void lift(ir::Tensor& tensor) const {
+    if (tensor.shape.empty()) return;
     const std::size_t missing = rank_ - tensor.shape.size();
     tensor.shape.insert(tensor.shape.begin(), missing, 1);
     tensor.strides.insert(tensor.strides.begin(), missing, 1);
@@ -46,6 +47,7 @@ class Turn {
   }
 
   Dims turned_shape(Dims shape) const {
+    if (shape.empty()) return shape;
     shape.insert(shape.begin(), rank_ - shape.size(), 1);
     exchange(shape);
     return shape;
@@ -60,12 +62,7 @@ class Turn {
               std::swap(node.inputs[0], node.inputs[1]);
               return true;
             },
-            [&](ir::Constant&) {  // has no dims
-              ir::Tensor& scalar = result_.tensors[static_cast<std::size_t>(to)];
-              scalar.shape.clear();
-              scalar.strides.clear();
-              return !result_.is_output(to);
-            },
+            [&](ir::Constant&) { return !result_.is_output(to); },
             [&](ir::Iota& iota) {
               iota.axis = turned_axis(iota.axis, iota.shape.size());
               iota.shape = turned_shape(iota.shape);
