@@ -471,6 +471,7 @@ class Tracer {
     return index < 0 ? LAWSON_DTYPE_UNSET : traced(index).dtype;
   }
 
+  static bool is_number(const Operand& operand) { return operand.is_number_; }
   static Place place(const Operand& operand) { return {operand.file_, operand.line_}; }
 
   // The known record when the function did exactly that, else null: then recording() has it.
@@ -535,8 +536,10 @@ template <std::size_t N>
 Tensor call(const char* op, const std::array<Operand, N>& operands, const Attributes& attributes) {
   Tracer& tracer = Tracer::current(op);
   lawson_dtype like = LAWSON_DTYPE_UNSET;
-  for (std::size_t i = 0; i < N && like == LAWSON_DTYPE_UNSET; ++i) {
-    like = tracer.dtype_of(operands[i], op);
+  if (std::any_of(operands.begin(), operands.end(), Tracer::is_number)) {
+    for (std::size_t i = 0; i < N && like == LAWSON_DTYPE_UNSET; ++i) {
+      like = tracer.dtype_of(operands[i], op);
+    }
   }
   std::array<std::int32_t, N> inputs{};
   for (std::size_t i = 0; i < N; ++i) inputs[i] = tracer.operand(operands[i], like, op);
