@@ -31,6 +31,7 @@ struct Row {
   Remedy remedy;
   const char* message;
   bool (*applies)(const Question&);
+  const ir::Node* (*culprit)(const ir::Graph&) = nullptr;  // of a fusion: the node it is about
 };
 
 constexpr const char* kMeasured = "measured on an H200 with cuDNN 9.19.0, docs/cudnn-notes.md";
@@ -66,8 +67,8 @@ bool repeats_operands(const ir::Op& op) {
          !std::holds_alternative<ir::NormBackward>(op);
 }
 
-// An operand with at most one dim above 1 that a pointwise operation repeats.
-bool repeats_a_vector(const ir::Graph& graph) {
+// A pointwise operation that repeats an operand with at most one dim above 1.
+const ir::Node* repeats_a_vector(const ir::Graph& graph) {
   for (const ir::Node& node : graph.nodes) {
     if (!repeats_operands(node.op)) continue;
     const auto out = element_count(graph.tensor(first_result(node)).shape);
@@ -77,10 +78,10 @@ bool repeats_a_vector(const ir::Graph& graph) {
       if (in.shape.empty() || in.by_value || element_count(in.shape) == out) continue;
       const auto above_one =
           std::count_if(in.shape.begin(), in.shape.end(), [](std::int64_t dim) { return dim > 1; });
-      if (above_one <= 1) return true;
+      if (above_one <= 1) return &node;
     }
   }
-  return false;
+  return nullptr;
 }
 
 // Strides of an 8-bit input, in bytes: all multiples of 4 but the unit one.
@@ -93,8 +94,9 @@ bool is_word_aligned(const ir::Tensor& tensor) {
   return true;
 }
 
-// A matmul operand that is computed inside the fusion from an 8-bit input with unaligned rows.
-bool mixes_unaligned_operand(const ir::Graph& graph) {
+// A matmul with an operand that is computed inside the fusion from an 8-bit input with unaligned
+// rows.
+const ir::Node* mixes_unaligned_operand(const ir::Graph& graph) {
   std::vector<bool> unaligned(graph.tensors.size(), false);  // made from such an input
   for (ir::TensorId id = 0; id < graph.input_count; ++id) {
     const ir::Tensor& tensor = graph.tensor(id);
@@ -108,7 +110,7 @@ bool mixes_unaligned_operand(const ir::Graph& graph) {
     if (!any) continue;
     if (std::holds_alternative<ir::Matmul>(node.op)) {
       for (const ir::TensorId id : node.inputs) {
-        if (unaligned[static_cast<std::size_t>(id)] && !graph.is_input(id)) return true;
+        if (unaligned[static_cast<std::size_t>(id)] && !graph.is_input(id)) return &node;
       }
     } else {
       for (const ir::TensorId id : node.outputs) {
@@ -116,7 +118,7 @@ bool mixes_unaligned_operand(const ir::Graph& graph) {
       }
     }
   }
-  return false;
+  return nullptr;
 }
 
 constexpr std::array kRows{
@@ -217,15 +219,18 @@ constexpr std::array kRows{
         "above "
         "1, and reads the wrong elements of it; give the operand two dims above 1, or all",
         [](const Question& q) {
-          return q.attention == nullptr && !has_matmul(q.graph) && repeats_a_vector(q.graph);
-        }},
+          return q.attention == nullptr && !has_matmul(q.graph) &&
+                 repeats_a_vector(q.graph) != nullptr;
+        },
+        repeats_a_vector},
     Row{0, kOpen, "mixed-operand-unaligned", kMeasured, "strides", Remedy::bar,
         "cuDNN accepts a matmul operand that is converted from an 8-bit input whose rows are not "
         "multiples of 4 bytes apart, and computes wrong products; its documentation asks for "
         "32-bit alignment: pad the rows",
         [](const Question& q) {
-          return q.attention == nullptr && mixes_unaligned_operand(q.graph);
-        }},
+          return q.attention == nullptr && mixes_unaligned_operand(q.graph) != nullptr;
+        },
+        mixes_unaligned_operand},
     // Depend on the lengths' values, which no plan knows.
     Row{0, kOpen, "decode-empty-query", kMeasured, "seqlens_q", Remedy::clear_rows,
         "with seqlen_q = 1 cuDNN ignores the query lengths: the row of a sequence of length 0 is "
@@ -261,8 +266,14 @@ std::optional<Defect> known_defect(const ir::Graph& graph, const Device& device,
     }
   }
   if (found == nullptr) return std::nullopt;
-  return Defect{found->id, found->message, found->source, found->field,
+  Defect defect{found->id, found->message, found->source, found->field,
                 found->remedy == Remedy::bar};
+  if (found->culprit != nullptr) {
+    const ir::Node& node = *found->culprit(graph);
+    defect.message = fmt::format("{}: {}", label_of(graph, node), found->message);
+    defect.field = result_of(graph, node);
+  }
+  return defect;
 }
 
 Repairs repairs_for(const ir::Graph& graph, const Device& device, int cudnn_version) {

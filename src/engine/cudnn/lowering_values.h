@@ -142,12 +142,10 @@ class FusionValues {
   Status check_strict() const {
     for (std::size_t i = 0; i < graph_.tensors.size(); ++i) {
       if (exact_[i]) continue;
-      const ir::Tensor& tensor = graph_.tensors[i];
-      return unsupported("strict",
-                         fmt::format("strict = true: the intermediate {} has dtype {}, and cuDNN "
-                                     "carries it in f32 between operations",
-                                     tensor.name, to_string(tensor.dtype)),
-                         "strict");
+      return refuse("strict", *producers_[i],
+                    fmt::format("strict = true: its result has dtype {}, and cuDNN carries it in "
+                                "f32 to the next operation",
+                                to_string(graph_.tensors[i].dtype)));
     }
     return {};
   }

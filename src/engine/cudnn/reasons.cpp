@@ -358,6 +358,10 @@ std::optional<Told> tell(std::string_view message, const ir::Graph& graph) {
                            }),
                  "without a matmul cuDNN has sums, maxima and minima only");
   }
+  if (has(message, "!is_NHWC")) {
+    return about(find_reduction(graph),
+                 "without a matmul cuDNN reduces tensors whose last dim is contiguous");
+  }
   if (has(message, "getDimA()[1] == 1")) {
     return about(find_reduction(graph),
                  "a tensor's last dim is 1; without a matmul cuDNN reduces what has a last dim "

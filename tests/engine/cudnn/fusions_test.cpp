@@ -217,6 +217,10 @@ TEST(Fusions, ReductionsAlone) {
                           op("sub", {"p", "m"}, "y")},
                          {"y"}),
           "h200", "reduction", "op 'reduce_max' (m)", Strength::judged);
+  refused("a column-major operand",
+          graph({in("x", "f32", {48, 64}, {1, 48})},
+                {op("reduce_sum", {"x"}, "y", {{"axes", {1}}})}, {"y"}),
+          kAll, "layout", "op 'reduce_sum' (y)", Strength::judged);
   const Json thirds = op("reduce_mean", {"x"}, "y", {{"axes", {0}}});
   refused("strict mean of 48", pointwise({thirds}, {"y"}, true), "h200", "strict", "divided by 48",
           Strength::judged);
@@ -444,6 +448,19 @@ TEST(Fusions, WhatCudnnTakesForAWrongCallIsRefusedBefore) {
           graph({in("x", "bf16", {4, 64, 64}, {0, 64, 1}), in("w", "bf16", {64, 64})},
                 {op("matmul", {"x", "w"}, "y")}, {"y"}),
           kAll, "matmul_operand", "op 'matmul' (y)", Strength::judged);
+}
+
+TEST(Fusions, RefusalsNameTheOperationAndItsResult) {
+  ir::Graph strict =
+      pointwise({op("convert", {"x"}, "h", {{"dtype", "bf16"}, {"source", "a.py:3"}}),
+                 op("exp", {"h"}, "y", {{"dtype", "f32"}})},
+                {"y"}, true);
+  refused("strict", strict, "h200", "strict", "op 'convert' (h, at a.py:3)", Strength::judged);
+  const ir::Graph vector =
+      graph({in("x", "f32", {3, 27, 5}), in("v", "f32", {5})}, {op("add", {"x", "v"}, "y")}, {"y"});
+  refused("defect", vector, "h200", "known_defect", "op 'add' (y)", Strength::judged);
+  EXPECT_EQ(probe(vector, "h200").reasons.front().field, "y");
+  EXPECT_EQ(probe(strict, "h200").reasons.front().field, "h");
 }
 
 TEST(Fusions, OneInputInTwoLayouts) {
