@@ -299,6 +299,13 @@ class Traced {
     const std::lock_guard lock{mutex_};
     auto found = workspaces_.find(stream);
     if (found == workspaces_.end()) {
+      int capturing = 0;
+      check(lawson_device_capturing(fusion.device().handle(), stream, &capturing));
+      if (capturing != 0) {
+        throw Error(LAWSON_INVALID_ARGUMENT,
+                    "the stream is being captured, and nothing is allocated meanwhile: run it once "
+                    "on this stream before, or give a workspace (RunOptions)");
+      }
       found = workspaces_.emplace(stream, Memory{fusion.device(), size}).first;
     }
     return found->second.data();

@@ -87,6 +87,11 @@ LAWSON_API int lawson_device_is_present(const lawson_device* device);
 /* All known devices: GPUs of this machine, the host CPU, the target library, as a JSON list. */
 LAWSON_API lawson_status lawson_devices_json(lawson_text** json);
 
+/* Whether the stream (a CUstream) is being captured into a CUDA graph: then nothing is built,
+ * loaded or allocated. Never so on the CPU. */
+LAWSON_API lawson_status lawson_device_capturing(const lawson_device* device, void* stream,
+                                                 int* capturing);
+
 /* ---- memory on a device, for callers without a framework of their own ------------------------ */
 
 typedef struct lawson_memory lawson_memory;

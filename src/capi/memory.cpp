@@ -33,6 +33,16 @@ namespace {
 
 constexpr std::size_t kHostAlignment = 64;  // a cache line, and any vector register
 
+// The engine that has the device's memory; null for the host's.
+Result<Engine*> engine_on(const Device& device) {
+  if (device.kind == Device::Kind::cpu) return nullptr;
+  LAWSON_TRY(plan::Planner * planner, capi::planner());
+  Engine* engine = planner->engine(engine_for(device, ""));
+  if (engine != nullptr && device.present()) return engine;
+  return error(ErrorKind::unavailable, "memory and streams of '{}': it is not on this machine",
+               device.name);
+}
+
 Status allocate(lawson_memory& memory) {
   const std::size_t bytes = std::max<std::size_t>(memory.size, 1);
   if (memory.engine != nullptr) {
@@ -61,20 +71,26 @@ using namespace lawson::capi;
 
 extern "C" {
 
+lawson_status lawson_device_capturing(const lawson_device* device, void* stream, int* capturing) {
+  return guard([&]() -> Status {
+    LAWSON_CHECK(require(device, "device"));
+    LAWSON_CHECK(require(capturing, "capturing"));
+    LAWSON_TRY(Engine * engine, engine_on(device->device));
+    bool found = false;
+    if (engine != nullptr) {
+      LAWSON_TRY(found, engine->capturing(device->device, stream));
+    }
+    *capturing = found ? 1 : 0;
+    return {};
+  });
+}
+
 lawson_status lawson_memory_create(const lawson_device* device, size_t size,
                                    lawson_memory** memory) {
   return guard([&]() -> Status {
     LAWSON_CHECK(require(device, "device"));
     LAWSON_CHECK(require(memory, "memory"));
-    Engine* engine = nullptr;
-    if (device->device.kind != Device::Kind::cpu) {
-      LAWSON_TRY(plan::Planner * planner, capi::planner());
-      engine = planner->engine(engine_for(device->device, ""));
-      if (engine == nullptr || !device->device.present()) {
-        return error(ErrorKind::unavailable, "memory on '{}': it is not on this machine",
-                     device->device.name);
-      }
-    }
+    LAWSON_TRY(Engine * engine, engine_on(device->device));
     auto made = std::make_unique<lawson_memory>(engine, device->device, size);
     LAWSON_CHECK(allocate(*made));
     *memory = made.release();

@@ -39,6 +39,7 @@ AbiFunction const kFusionFunctions[] = {
     (AbiFunction)lawson_fusion_graph,
     (AbiFunction)lawson_fusion_json,
     (AbiFunction)lawson_fusion_execute,
+    (AbiFunction)lawson_device_capturing,
     (AbiFunction)lawson_memory_create,
     (AbiFunction)lawson_memory_destroy,
     (AbiFunction)lawson_memory_data,
@@ -121,6 +122,7 @@ static void nulls(void) {
   EXPECT_INVALID(lawson_fuse(NULL, NULL, NULL, NULL), "'graph' is NULL");
   EXPECT_INVALID(lawson_fusion_json(NULL, NULL), "'fusion' is NULL");
   EXPECT_INVALID(lawson_fusion_execute(NULL, NULL, 0, NULL, 0, NULL), "'fusion' is NULL");
+  EXPECT_INVALID(lawson_device_capturing(NULL, NULL, NULL), "'device' is NULL");
   EXPECT_INVALID(lawson_memory_create(NULL, 1, NULL), "'device' is NULL");
   EXPECT_INVALID(lawson_memory_write(NULL, 0, NULL, 0), "'memory' is NULL");
   EXPECT_INVALID(lawson_memory_read(NULL, 0, NULL, 0), "'memory' is NULL");
@@ -196,6 +198,9 @@ static void life(void) {
   EXPECT_OK(lawson_memory_create(device, sizeof values, &x));
   EXPECT_OK(lawson_memory_create(device, sizeof sums, &y));
   EXPECT(lawson_memory_size(x) == sizeof values);
+  int capturing = 1;
+  EXPECT_OK(lawson_device_capturing(device, NULL, &capturing));
+  EXPECT(capturing == 0);
   EXPECT_OK(lawson_memory_write(x, 0, values, sizeof values));
   EXPECT_INVALID(lawson_memory_write(x, 4, values, sizeof values), "not inside");
   EXPECT_INVALID(lawson_memory_read(y, sizeof sums + 1, sums, 0), "not inside");
