@@ -41,19 +41,28 @@ Dims broadcast_strides(const Dims& from, const Dims& shape);
 // Makes the error of what is not there infinite.
 void leave_open(Array& array);
 
-// Calls visit(result position, operand positions...) for every index of `shape`.
+// Calls visit(result position, operand positions...) for every index of `shape`, in order.
 template <typename Visit>
 void for_each_index(const Dims& shape, const std::vector<Dims>& operand_strides, Visit visit) {
   if (element_count(shape).value_or(0) == 0) return;
-  Dims index(shape.size(), 0);
+  const std::int64_t width = shape.empty() ? 1 : shape.back();
+  const Dims rows(shape.begin(), shape.empty() ? shape.end() : shape.end() - 1);
+  Dims index(rows.size(), 0);
   std::vector<std::size_t> positions(operand_strides.size());
+  std::vector<std::size_t> steps;
+  for (const Dims& strides : operand_strides) {
+    steps.push_back(strides.empty() ? 0 : static_cast<std::size_t>(strides.back()));
+  }
   std::size_t position = 0;
   do {
     for (std::size_t i = 0; i < positions.size(); ++i) {
       positions[i] = static_cast<std::size_t>(offset_of(index, operand_strides[i]));
     }
-    visit(position++, positions);
-  } while (next_index(index, shape));
+    for (std::int64_t column = 0; column < width; ++column) {
+      visit(position++, positions);
+      for (std::size_t i = 0; i < positions.size(); ++i) positions[i] += steps[i];
+    }
+  } while (next_index(index, rows));
 }
 
 }  // namespace lawson::reference

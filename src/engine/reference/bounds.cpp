@@ -333,8 +333,8 @@ double distance(double v, std::span<const double> others) {
 }
 
 double with_own(double value, double propagated, double own) {
-  if (std::isnan(propagated)) return kInfinity;
-  return std::isfinite(value) ? propagated + own : propagated;
+  const double error = std::isfinite(value) ? propagated + own : propagated;
+  return std::isnan(error) ? kInfinity : error;
 }
 
 double of_nan(double operand_errors) {
@@ -409,6 +409,12 @@ void add_errors(const ir::Graph& graph, const ir::Node& node, const Operands& op
       },
       node.op);
   for (Array& result : results) leave_open(result);
+}
+
+void drop_zero_errors(Array& array) {
+  const bool exact =
+      std::all_of(array.error.begin(), array.error.end(), [](double e) { return e == 0; });
+  if (exact) array.error = {};
 }
 
 void round_exactly(Array& array) {

@@ -46,6 +46,8 @@ void add_attention_backward_errors(const ir::Graph& graph, const ir::Node& node,
                                    const Operands& operands, std::vector<Array>& results,
                                    const Arithmetic& arithmetic);
 
+// Errors that are all 0 are left out: the array is exact.
+void drop_zero_errors(Array& array);
 // Rounds every element to the array's dtype, with or without error.
 void round_exactly(Array& array);
 // An intermediate that an engine may keep wider than its dtype, or round to it.

@@ -83,6 +83,7 @@ Result<std::vector<Array>> run(const ir::Graph& graph, std::vector<Array> arrays
       if (arithmetic != nullptr && !exact && !only_moves(node.op)) {
         reference::allow_rounding(result, *arithmetic);
       }
+      reference::drop_zero_errors(result);
       arrays[static_cast<std::size_t>(id)] = std::move(result);
     }
   }
