@@ -65,7 +65,7 @@ int run(const std::string& engine) {
   // Device memory of where the engine runs; host memory for the CPU.
   const auto place = [&plan](const std::vector<float>& values) {
     lawson::Memory memory{plan->device(), values.size() * sizeof(float)};
-    memory.write(std::span<const float>{values});
+    memory.write(std::span{values});
     return memory;
   };
   const auto dx = place(x), dw1 = place(w1), db1 = place(b1), dw2 = place(w2), db2 = place(b2);

@@ -33,13 +33,13 @@ class Memory {
 
   void* data() const { return lawson_memory_data(handle_.get()); }  // the device's address
   std::size_t size() const { return lawson_memory_size(handle_.get()); }
-  template <typename T>
-  void write(std::span<const T> values) {
+  template <typename T, std::size_t N>
+  void write(std::span<T, N> values) {
     detail::check(lawson_memory_write(handle_.get(), 0, values.data(), values.size_bytes()));
   }
   // Waits for the device first.
-  template <typename T>
-  void read(std::span<T> values) const {
+  template <typename T, std::size_t N>
+  void read(std::span<T, N> values) const {
     detail::check(lawson_memory_read(handle_.get(), 0, values.data(), values.size_bytes()));
   }
 

@@ -478,6 +478,67 @@ TEST(Policy, OptionsAreChecked) {
   lawson_fusion_destroy(fusion);
 }
 
+// ---- on a GPU of this machine ------------------------------------------------------------------
+
+bool has_gpu() {
+  return error_of([] { static_cast<void>(lawson::Device::find("cuda")); }).first == LAWSON_OK;
+}
+
+TEST(FusedOnGpu, OneKernelWithItsNumbers) {
+  if (!has_gpu()) GTEST_SKIP() << "no GPU";
+  const auto fused = lawson::fuse(
+      [](Tensor x, Tensor y, Tensor z) {
+        return lawson::convert(lawson::matmul(lawson::convert(x, bf16), y, f32), f32) + z;
+      },
+      {.name = "int8"});
+  const auto fusion = fused.plan({{i8, {2, 16, 16}}, {bf16, {2, 16, 16}}, {f32, {2, 16, 16}}});
+  EXPECT_EQ(fusion->engine(), "cudnn");
+  EXPECT_EQ(fusion->verdict().strength(), LAWSON_BUILT);
+  std::array<std::int8_t, 512> x{};
+  std::array<std::uint16_t, 512> y{};
+  std::array<float, 512> z{};
+  std::array<float, 512> out{};
+  for (std::size_t i = 0; i < 512; ++i) {
+    x[i] = static_cast<std::int8_t>(i % 7 - 3);
+    y[i] = i % 17 == 0 ? 0x3F80 : 0;  // the identity, twice
+    z[i] = static_cast<float>(i);
+  }
+  y[256] = 0x3F80;
+  for (std::size_t i = 257; i < 512; ++i) y[i] = (i - 256) % 17 == 0 ? 0x3F80 : 0;
+  lawson::Memory dx{fusion->device(), sizeof(x)};
+  lawson::Memory dy{fusion->device(), sizeof(y)};
+  lawson::Memory dz{fusion->device(), sizeof(z)};
+  const lawson::Memory d_out{fusion->device(), sizeof(out)};
+  dx.write(std::span{x});
+  dy.write(std::span{y});
+  dz.write(std::span{z});
+  for (int round = 0; round < 3; ++round) {
+    fused({{dx.data(), i8, {2, 16, 16}},
+           {dy.data(), bf16, {2, 16, 16}},
+           {dz.data(), f32, {2, 16, 16}}},
+          {{d_out.data(), f32, {2, 16, 16}}});
+  }
+  d_out.read(std::span{out});
+  for (std::size_t i = 0; i < 512; ++i) EXPECT_EQ(out[i], static_cast<float>(x[i]) + z[i]) << i;
+}
+
+TEST(FusedOnGpu, TwoProductsInARowAreRefusedOrTheNextEnginesTurn) {
+  if (!has_gpu()) GTEST_SKIP() << "no GPU";
+  const auto mlp = [](Tensor x, Tensor w, Tensor v) {
+    return lawson::matmul(lawson::gelu(lawson::matmul(x, w)), v);
+  };
+  const std::array inputs{Array{bf16, {1, 128, 128}}, Array{bf16, {1, 128, 256}},
+                          Array{bf16, {1, 256, 128}}};
+  EXPECT_ERROR(static_cast<void>(lawson::fuse(mlp, {.name = "mlp"}).plan(inputs)),
+               LAWSON_UNSUPPORTED, "fusion 'mlp' does not fuse", "engine 'cudnn'",
+               "fusion_test.cpp:", "cut after");
+  const auto fusion =
+      lawson::fuse(mlp, {.policy = LAWSON_POLICY_ALLOW, .engines = {"cudnn", "cpu"}}).plan(inputs);
+  EXPECT_EQ(fusion->engine(), "cpu");
+  EXPECT_EQ(fusion->device().name(), "cpu");
+  EXPECT_EQ(Json::parse(fusion->json())["tried"][0]["status"], "unsupported");
+}
+
 // ---- the builder -----------------------------------------------------------------------------
 
 class Builder : public testing::Test {
