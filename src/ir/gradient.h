@@ -16,8 +16,8 @@ namespace lawson::ir {
 //
 // Cotangents of f64 tensors are f64, of all narrower ones f32; each is rounded to its input's dtype
 // at the end. A matmul multiplies its cotangent in the other operand's dtype where that is f16 or
-// bf16, and accumulates in f32, as mixed-precision training does. layer_norm, rms_norm and
-// attention take and give the dtypes of their own backward ops.
+// bf16 (in bf16 where it is a float of 8 bits), and accumulates in f32, as mixed-precision training
+// does. layer_norm, rms_norm and attention take and give the dtypes of their own backward ops.
 //
 // Where a function has no derivative: min, max of equal operands: half to each; reduce_max, _min,
 // _amax: equal parts to all that reach the extremum; abs, norm1, amax: 0 at 0; norm2: 0 at 0;

@@ -1,5 +1,6 @@
 // What each op adds to the cotangents of its operands.
 #include <algorithm>
+#include <map>
 #include <numbers>
 #include <numeric>
 
@@ -246,13 +247,13 @@ class Rules {
   }
 
   void matmul() {
-    const TensorId a = tape_.value(node_.inputs[0]);
-    const TensorId b = tape_.value(node_.inputs[1]);
     if (tape_.wanted(node_.inputs[0])) {
-      add(0, term(Matmul{}, {as_operand(dy_.id, b), turned(b)}));
+      const TensorId b = product_operand(turned(node_.inputs[1]));
+      add(0, term(Matmul{}, {tape_.convert(dy_.id, cotangent_dtype(b)), b}));
     }
     if (tape_.wanted(node_.inputs[1])) {
-      add(1, term(Matmul{}, {turned(a), as_operand(dy_.id, a)}));
+      const TensorId a = product_operand(turned(node_.inputs[0]));
+      add(1, term(Matmul{}, {a, tape_.convert(dy_.id, cotangent_dtype(a))}));
     }
   }
 
@@ -267,17 +268,68 @@ class Rules {
   const Dims& shape(std::size_t i) const { return tape_.old(node_.inputs[i]).shape; }
   void add(std::size_t i, Term part) { tape_.add(node_.inputs[i], part.id); }
 
-  // The cotangent beside an operand of 16 bits: what tensor cores multiply.
-  TensorId as_operand(TensorId dy, TensorId other) const {
-    const DType dtype = tape_.dtype_of(other);
-    return dtype == DType::f16 || dtype == DType::bf16 ? tape_.convert(dy, dtype) : dy;
+  // Tensor cores multiply 16 bits by 16 bits: values of 8 bits are all in bf16, and cotangents need
+  // its exponents.
+  TensorId product_operand(TensorId x) const {
+    const DType dtype = tape_.dtype_of(x);
+    return bit_width(dtype) == 8 && is_float(dtype) ? tape_.convert(x, DType::bf16) : x;
+  }
+  DType cotangent_dtype(TensorId beside) const {
+    const DType dtype = tape_.dtype_of(beside);
+    return dtype == DType::f16 || dtype == DType::bf16 ? dtype : tape_.dtype();
   }
 
-  TensorId turned(TensorId matrix) const {
-    Dims perm(tape_.shape(matrix).size());
+  // The forward tensor with its last two dims swapped. What is pointwise of inputs is computed from
+  // the swapped inputs: kernels read inputs in any order, but rearrange nothing that they compute.
+  TensorId turned(TensorId old) {
+    const TensorId at_inputs = turned_at_inputs(old);
+    return at_inputs != kNone ? at_inputs : swapped(tape_.value(old));
+  }
+
+  TensorId turned_at_inputs(TensorId old) {
+    if (is_view_of_input(old)) return swapped(tape_.value(old));
+    const Node* made = tape_.producer(old);
+    if (std::holds_alternative<Constant>(made->op)) return tape_.value(old);
+    const bool pointwise = std::visit(Overloaded{
+                                          [](const Convert&) { return true; },
+                                          [](const Unary&) { return true; },
+                                          [](const UnaryGrad&) { return true; },
+                                          [](const Binary&) { return true; },
+                                          [](const Compare&) { return true; },
+                                          [](const Logical&) { return true; },
+                                          [](const Select&) { return true; },
+                                          [](const Clamp&) { return true; },
+                                          [](const auto&) { return false; },
+                                      },
+                                      made->op);
+    if (!pointwise) return kNone;
+    const auto known = turned_.find(old);
+    if (known != turned_.end()) return known->second;
+    std::vector<TensorId> in;
+    for (const TensorId id : made->inputs) {
+      in.push_back(turned_at_inputs(id));
+      if (in.back() == kNone) return turned_[old] = kNone;
+    }
+    return turned_[old] = tape_.emit(made->op, std::move(in), tape_.old(old).dtype);
+  }
+
+  bool is_view_of_input(TensorId old) const {
+    const Node* made = tape_.producer(old);
+    if (made == nullptr) return true;
+    const bool view =
+        std::holds_alternative<Transpose>(made->op) || std::holds_alternative<Reshape>(made->op) ||
+        std::holds_alternative<Slice>(made->op) || std::holds_alternative<Broadcast>(made->op);
+    return view && is_view_of_input(made->inputs[0]);
+  }
+
+  // Beside matrices, a vector is a row: swapped, a column.
+  TensorId swapped(TensorId x) const {
+    Dims perm(tape_.shape(x).size());
+    if (perm.empty()) return x;
+    if (perm.size() == 1) return tape_.reshape(x, {tape_.shape(x)[0], 1});
     std::iota(perm.begin(), perm.end(), 0);
-    if (perm.size() >= 2) std::swap(perm[perm.size() - 2], perm[perm.size() - 1]);
-    return tape_.emit(Transpose{perm}, {matrix}, tape_.dtype_of(matrix));
+    std::swap(perm[perm.size() - 2], perm[perm.size() - 1]);
+    return tape_.emit(Transpose{perm}, {x}, tape_.dtype_of(x));
   }
 
   // Equal parts to all elements that are the extremum.
@@ -323,6 +375,7 @@ class Rules {
   Tape& tape_;
   const Node& node_;
   Term dy_;
+  std::map<TensorId, TensorId> turned_;
 };
 
 Status no_gradient(const Tape& tape, const Node& node, std::string_view why) {

@@ -21,8 +21,14 @@ class Tape {
         differentiable_{std::move(differentiable)},
         builder_{forward.name + ".gradient"},
         values_(forward.tensors.size(), kNone),
+        producers_(forward.tensors.size(), nullptr),
         cotangents_(forward.tensors.size()) {
     builder_.strict(forward.strict);
+    for (const Node& node : forward.nodes) {
+      for (const TensorId id : node.outputs) {
+        if (id != kNone) producers_[static_cast<std::size_t>(id)] = &node;
+      }
+    }
   }
 
   const Graph& forward() const { return forward_; }
@@ -36,6 +42,8 @@ class Tape {
   TensorId value(TensorId old) const {
     return old == kNone ? kNone : values_[static_cast<std::size_t>(old)];
   }
+  // The node that makes an old tensor; nullptr for an input.
+  const Node* producer(TensorId old) const { return producers_[static_cast<std::size_t>(old)]; }
   // A result that the forward graph itself may not have asked for.
   TensorId result(const Node& node, std::size_t slot) const;
 
@@ -82,6 +90,7 @@ class Tape {
   std::vector<bool> differentiable_;
   Builder builder_;
   std::vector<TensorId> values_;
+  std::vector<const Node*> producers_;
   std::map<std::pair<const Node*, std::size_t>, TensorId> results_;
   std::size_t emitted_ = 0;
   std::vector<std::vector<TensorId>> cotangents_;

@@ -1,9 +1,10 @@
 // Gradient graphs against central differences of the forward graph, in f64 on the reference engine.
 #include "ir/gradient.h"
 
-#include <functional>
+#include <array>
 #include <map>
 #include <random>
+#include <set>
 
 #include "engine/reference_bench.h"
 #include "ir/simplify.h"
@@ -705,19 +706,44 @@ TEST(Gradient, MixedDtypesFollowTheSameComputationInF64) {
   EXPECT_GT(compared, 10000);
 }
 
-TEST(Gradient, MatmulsOfHalfOperandsMultiplyHalves) {
-  Json document =
-      graph_to_json(written({{"a", {4, 8}}, {"b", {8, 4}}}, {op("matmul", {"a", "b"})}));
-  for (Json& input : document["inputs"]) input["dtype"] = "bf16";
-  document["ops"][0]["dtype"] = "f32";
-  const Graph graph = gradient_of(graph_from(document), {"a", "b"});
-  int products = 0;
-  for (const Node& node : graph.nodes) {
-    if (!std::holds_alternative<Matmul>(node.op)) continue;
-    ++products;
-    for (const TensorId id : node.inputs) EXPECT_EQ(graph.tensor(id).dtype, DType::bf16);
+TEST(Gradient, MatmulsMultiplySixteenBits) {
+  for (const auto& [a, b, beside_a, beside_b] :
+       std::vector<std::array<std::string, 4>>{{"bf16", "bf16", "bf16", "bf16"},
+                                               {"f16", "f16", "f16", "f16"},
+                                               {"f8e4m3", "f8e5m2", "bf16", "bf16"},
+                                               {"f32", "bf16", "f32", "bf16"}}) {
+    SCOPED_TRACE(a + " " + b);
+    Json document =
+        graph_to_json(written({{"a", {4, 8}}, {"b", {8, 4}}}, {op("matmul", {"a", "b"})}));
+    document["inputs"][0]["dtype"] = a;
+    document["inputs"][1]["dtype"] = b;
+    document["ops"][0]["dtype"] = "f32";
+    const Graph graph = gradient_of(graph_from(document), {"a", "b"});
+    std::multiset<std::string> products;
+    for (const Node& node : graph.nodes) {
+      if (!std::holds_alternative<Matmul>(node.op)) continue;
+      for (const TensorId id : node.inputs) {
+        products.insert(std::string{to_string(graph.tensor(id).dtype)});
+      }
+    }
+    EXPECT_EQ(products, (std::multiset<std::string>{beside_a, beside_a, beside_b, beside_b}));
   }
-  EXPECT_EQ(products, 2);
+}
+
+TEST(Gradient, TransposesAreOfInputs) {
+  // What is multiplied is computed of an input, a column, a row and a scalar.
+  const Graph forward =
+      written({{"a", {2, 4, 8}}, {"c", {4, 1}}, {"r", {8}}, {"s", {}}, {"b", {2, 8, 4}}},
+              {op("mul", {"a", "c"}, "ac"), op("sub", {"ac", "r"}, "ar"), op("tanh", {"ar"}, "t"),
+               op("compare_lt", {"t", "s"}, "p"), op("select", {"p", "t", "ar"}, "m"),
+               op("exp", {"b"}, "e"), op("matmul", {"m", "e"})});
+  const Graph graph = gradient_of(forward, {"a", "b", "r"});
+  for (const Node& node : graph.nodes) {
+    if (!std::holds_alternative<Transpose>(node.op)) continue;
+    EXPECT_TRUE(graph.is_input(node.inputs[0])) << print(graph);
+  }
+  Check check(forward, {"a", "b", "c", "r", "s"});
+  EXPECT_EQ(check.directions(5, 4), 0);
 }
 
 }  // namespace
