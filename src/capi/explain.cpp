@@ -74,7 +74,7 @@ class Explanation {
         std::make_move_iterator(singles.end()));
     singles.resize(single_count);
 
-    if (!report(singles, "alone")) {
+    if (!report(singles, "alone") && split_.is_null()) {
       try_together(singles, (limit_ + probed_) / 2);
       if (document_["neighbours"].empty()) peel();
     }
@@ -376,6 +376,17 @@ class Explanation {
   // Before what changes the computation, behind what only changes how it is stored.
   void report_split() {
     if (split_.is_null()) return;
+    const Reason reason = first_of(own_->verdict.reasons);
+    const std::string field = reason.field.empty() ? "ops" : reason.field;
+    const Json& known = document_["conditions"];
+    if (std::none_of(known.begin(), known.end(),
+                     [&](const Json& c) { return c["field"] == field; })) {
+      document_["conditions"].push_back({{"field", field},
+                                         {"change", split_["change"]},
+                                         {"enough", "alone"},
+                                         {"code", reason.code},
+                                         {"message", reason.message}});
+    }
     Json list = Json::array();
     for (Json& neighbour : document_["neighbours"]) {
       if (!split_.is_null() && neighbour["exact"] != true) {

@@ -242,6 +242,7 @@ TEST(Explain, AGraphIsCutWhereBothHalvesFuse) {
   EXPECT_EQ(split["exact"], true);
   EXPECT_EQ(split["bytes_between"], 4096);
   EXPECT_EQ(split["verdict"]["verdict"], "supported");
+  EXPECT_EQ((*answer)["conditions"].back()["message"], "two matmuls");
   ASSERT_EQ(split["verdicts"].size(), 2U);
   ASSERT_EQ(split["specs"].size(), 2U);
   for (std::size_t i = 0; i < 2; ++i) {
