@@ -157,7 +157,8 @@ inline Tensor reshape(Operand x, const Dims& shape) {
 }
 // Dim i of the result is dim perm[i] of x.
 inline Tensor transpose(Operand x, const Dims& perm) {
-  return detail::call<1>("transpose", {x}, detail::Attributes{}.integers("perm", perm));
+  const Dims axes = detail::counted(perm.size(), perm);
+  return detail::call<1>("transpose", {x}, detail::Attributes{}.integers("perm", axes));
 }
 // `stride` empty: 1.
 inline Tensor slice(Operand x, const Dims& start, const Dims& limit, const Dims& stride = {}) {

@@ -551,9 +551,13 @@ Tensor call(const char* op, const std::array<Operand, N>& operands) {
   return call(op, operands, Attributes{});
 }
 
-// Negative axes counted from the end; in ascending order.
-inline Dims axes_of(std::size_t rank, Dims axes) {
+// Negative axes counted from the end.
+inline Dims counted(std::size_t rank, Dims axes) {
   for (std::int64_t& axis : axes) axis += axis < 0 ? static_cast<std::int64_t>(rank) : 0;
+  return axes;
+}
+inline Dims axes_of(std::size_t rank, const Dims& given) {
+  Dims axes = counted(rank, given);
   std::sort(axes.begin(), axes.end());
   return axes;
 }

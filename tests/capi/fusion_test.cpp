@@ -170,7 +170,7 @@ TEST(Fused, EveryOpHasAFunction) {
         keep(x + l::convert(l::iota({4, 4}, -1), f32));
         keep(x + l::constant(0.5));
         keep(l::broadcast(l::reshape(l::reduce_mean(x, {0}), {1, 4}), {4, 4}));
-        keep(l::transpose(x, {1, 0}));
+        keep(l::transpose(x, {-1, 0}));
         keep(l::slice(x, {0, 1}, {4, 4}, {1, 2}));
         keep(l::concat({x, w}, -1));
         keep(l::reduce_max(x, {0}, true) + l::reduce_min(x, {-1}, true) + l::reduce_amax(x) +
