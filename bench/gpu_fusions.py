@@ -124,12 +124,14 @@ def flops(name, spec):
     shapes = {i["name"]: i["shape"] for i in spec["inputs"]}
     total = 0
     for op in spec["ops"]:
-        if op["op"] in ("convert", "transpose"):
-            shape = shapes[op["in"][0]]
-            shapes[op["out"]] = shape[::-1] if op["op"] == "transpose" else shape
+        operands = [shapes[name] for name in op["in"]]
         if op["op"] == "matmul":
-            a, b = (shapes[n] for n in op["in"])
-            total += 2 * math.prod(a) * b[-1]
+            total += 2 * math.prod(operands[0]) * operands[1][-1]
+            shapes[op["out"]] = operands[0][:-1] + operands[1][-1:]
+        elif op["op"] == "transpose":
+            shapes[op["out"]] = operands[0][::-1]
+        else:
+            shapes[op["out"]] = max(operands, key=math.prod)
     return total
 
 

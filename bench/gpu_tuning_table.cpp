@@ -6,11 +6,11 @@
 // have none, while the computation before is timed; the rest in this process. A config that fails
 // costs itself: also when it takes the CUDA context with it (exit code 4: start again; the journal
 // says what to leave out). A file that is there is extended, and finished rows stay.
-#include <fmt/chrono.h>
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
 #include <chrono>
+#include <ctime>
 #include <filesystem>
 #include <future>
 #include <iostream>
@@ -29,6 +29,14 @@ namespace {
 using cudnn::TuningRow;
 using cudnn::TuningTable;
 using Clock = std::chrono::steady_clock;
+
+std::string today() {
+  const std::time_t now = std::time(nullptr);
+  std::tm parts{};
+  gmtime_r(&now, &parts);
+  char text[sizeof("2026-11-30")];
+  return {text, std::strftime(text, sizeof(text), "%Y-%m-%d", &parts)};
+}
 
 constexpr int kSkipped = 77;
 constexpr int kContextLost = 4;
@@ -121,7 +129,7 @@ Result<std::vector<Computation>> Tuner::open() {
   table_.cudnn = search_.cudnn_version();
   if (!flags_.driver.empty()) table_.driver = flags_.driver;
   if (table_.driver.empty()) table_.driver = "unknown";
-  table_.date = fmt::format("{:%Y-%m-%d}", fmt::gmtime(std::time(nullptr)));
+  table_.date = today();
   known_ = table_.rows;
   return list;
 }

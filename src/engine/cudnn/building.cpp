@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <condition_variable>
+#include <set>
 #include <thread>
 
 #include "engine/cudnn/control.h"
@@ -124,9 +125,15 @@ void find_all(Judged& judged, const Question& question) {
       return;
     }
     add_turned(judged, question, all);
+    // Tuning builds no config that was never among the fastest on such a device.
+    std::set<std::string> proven;
+    if (question.options.tuning == Tuning::exhaustive) {
+      proven = proven_plans(tuning_tables(), question.device, question.found.cudnn_version);
+    }
     const std::vector<std::int64_t> splits = splits_of(question.graph);
     for (const EngineKnobs& engine : judged.lowered->engines()) {
       for (const std::string& name : configs_of(engine, splits)) {
+        if (!proven.empty() && !proven.contains(name)) continue;
         if (offers(judged, question, name)) append_new(all, name);
       }
     }

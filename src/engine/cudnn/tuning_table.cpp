@@ -12,6 +12,8 @@ namespace {
 
 // Beyond that the tables say nothing: the sizes differ by 2^4 in all, or by less and the layouts or
 // the epilogue too.
+// Rows that a table has when it knows which configs are ever among the fastest.
+constexpr std::size_t kProof = 10;
 constexpr double kFarthest = 4;
 constexpr double kOtherType = 0.5;
 constexpr double kOtherLayout = 1.5;
@@ -183,31 +185,50 @@ std::string NearestRow::text() const {
                      to_string(row->workload), table->device, table->cudnn, table->date);
 }
 
+namespace {
+
+// The tables that say something about this device: its own, or where it has none those of the same
+// compute capability.
+std::vector<const TuningTable*> tables_of(const std::vector<TuningTable>& tables,
+                                          const Device& device, int cudnn_version) {
+  std::vector<const TuningTable*> own;
+  std::vector<const TuningTable*> alike;
+  for (const TuningTable& table : tables) {
+    if (!same_family(table.cudnn, cudnn_version)) continue;
+    if (table.device == device.name) own.push_back(&table);
+    if (table.compute_capability == device.compute_capability) alike.push_back(&table);
+  }
+  return own.empty() ? alike : own;
+}
+
+}  // namespace
+
 std::optional<NearestRow> nearest_row(const std::vector<TuningTable>& tables, const Device& device,
                                       int cudnn_version, const Workload& workload) {
-  const auto nearest = [&](const auto& counts) {
-    std::optional<NearestRow> best;
-    double least = kFarthest;
-    for (const TuningTable& table : tables) {
-      if (!counts(table) || !same_family(table.cudnn, cudnn_version)) continue;
-      for (const TuningRow& row : table.rows) {
-        const auto far = distance(row.workload, workload);
-        if (!far || *far > least || (best && *far == least)) continue;
-        least = *far;
-        best = NearestRow{&table, &row};
-      }
+  std::optional<NearestRow> best;
+  double least = kFarthest;
+  for (const TuningTable* table : tables_of(tables, device, cudnn_version)) {
+    for (const TuningRow& row : table->rows) {
+      const auto far = distance(row.workload, workload);
+      if (!far || *far > least || (best && *far == least)) continue;
+      least = *far;
+      best = NearestRow{table, &row};
     }
-    return best;
-  };
-  const bool measured = std::any_of(tables.begin(), tables.end(), [&](const TuningTable& table) {
-    return table.device == device.name && same_family(table.cudnn, cudnn_version);
-  });
-  if (measured) {
-    return nearest([&](const TuningTable& table) { return table.device == device.name; });
   }
-  return nearest([&](const TuningTable& table) {
-    return table.compute_capability == device.compute_capability;
-  });
+  return best;
+}
+
+std::set<std::string> proven_plans(const std::vector<TuningTable>& tables, const Device& device,
+                                   int cudnn_version) {
+  std::set<std::string> names;
+  std::size_t rows = 0;
+  for (const TuningTable* table : tables_of(tables, device, cudnn_version)) {
+    for (const TuningRow& row : table->rows) {
+      rows += row.plans.size() > 1 ? 1 : 0;
+      for (const RankedPlan& plan : row.plans) names.insert(plan.name);
+    }
+  }
+  return rows < kProof ? std::set<std::string>{} : names;
 }
 
 }  // namespace lawson::cudnn

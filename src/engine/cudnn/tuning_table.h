@@ -3,6 +3,7 @@
 // cuDNN offers and never decides a verdict: a config that cuDNN refuses for a graph is passed over.
 #pragma once
 
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -62,5 +63,10 @@ struct NearestRow {
 // is fast there says something here. nullopt: none.
 std::optional<NearestRow> nearest_row(const std::vector<TuningTable>& tables, const Device& device,
                                       int cudnn_version, const Workload& workload);
+
+// The configs that are among the fastest for any workload; none: too little was measured on such a
+// device to say so.
+std::set<std::string> proven_plans(const std::vector<TuningTable>& tables, const Device& device,
+                                   int cudnn_version);
 
 }  // namespace lawson::cudnn
