@@ -141,6 +141,32 @@ struct Lowered::Impl {
   std::vector<std::string> plan_names;  // by index
   std::optional<std::int64_t> built;
 
+  void configure(const Device& device) {
+    // Both must be known before nodes are added.
+    if (properties) frontend->set_device_properties(properties);
+    frontend->set_sm_version(device.compute_capability / 10);
+  }
+
+  // A refusal because rows are no one dim in memory may be helped by more batches of fewer rows.
+  Status lower_fusion(const Device& device) {
+    Status status;
+    for (const std::int64_t parts : row_splits(graph)) {
+      frontend = std::make_shared<FrontendGraph>();
+      supplies = {};
+      configure(device);
+      FusionLowering lowering{graph, *frontend, supplies, device, parts};
+      Status attempt = lowering.run();
+      if (attempt.ok()) {
+        rewrites = lowering.rewrites();
+        return attempt;
+      }
+      if (parts == 1) status = std::move(attempt);  // the graph as it was written
+      const std::string& code = status.error().reasons.front().code;
+      if (code != "view" && code != "view_of_intermediate") break;
+    }
+    return status;
+  }
+
   // Names of the plans that there are more than when it was last called.
   void name_plans() {
     const std::int64_t count = frontend->get_execution_plan_count();
@@ -178,16 +204,12 @@ Result<std::unique_ptr<Lowered>> Lowered::finish(std::unique_ptr<Impl> impl, con
   }
   Status status;
   const Failure failure = guarded("lower", [&] {
-    // Both must be known before nodes are added.
-    if (impl->properties) impl->frontend->set_device_properties(impl->properties);
-    impl->frontend->set_sm_version(device.compute_capability / 10);
     if (impl->native) {
+      impl->configure(device);
       impl->attention = std::make_unique<AttentionLowering>(*impl->native, *impl->frontend);
       impl->attention->run();
     } else {
-      FusionLowering lowering{impl->graph, *impl->frontend, impl->supplies, device};
-      status = lowering.run();
-      impl->rewrites = lowering.rewrites();
+      status = impl->lower_fusion(device);
     }
     return no_error();
   });

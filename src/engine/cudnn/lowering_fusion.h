@@ -12,8 +12,8 @@ namespace lawson::cudnn {
 class FusionLowering : public NormLowering {
  public:
   FusionLowering(const ir::Graph& graph, FrontendGraph& target, Supplies& supplies,
-                 const Device& device)
-      : NormLowering{graph, target, supplies}, device_{device} {}
+                 const Device& device, std::int64_t row_batches)
+      : NormLowering{graph, target, supplies, row_batches}, device_{device} {}
 
   Status run() {
     target_.set_io_data_type(Type::FLOAT)
@@ -69,7 +69,7 @@ class FusionLowering : public NormLowering {
   }
 
   Status multiply(const ir::Node& node, const TensorPtr& a, const TensorPtr& b, Type compute) {
-    const Dims3 dims = fold_shape(tensor_of(node.outputs[0]).shape);
+    const Dims3 dims = folded_shape(node.outputs[0]);
     for (const TensorPtr& factor : {a, b}) {
       const std::int64_t batch = factor->get_dim()[0];
       if (batch != 1 && batch != dims[0]) {
@@ -97,7 +97,7 @@ class FusionLowering : public NormLowering {
 
   // A matmul reads its operand in exactly the type that was written.
   Result<TensorPtr> matmul_operand(const ir::Node& node, ir::TensorId id) {
-    const Dims3 dims = fold_shape(tensor_of(id).shape);
+    const Dims3 dims = folded_shape(id);
     const Value& known = value(id);
     Dims3 real = known.dims;
     TensorPtr tensor = known.tensor;
@@ -369,7 +369,9 @@ class FusionLowering : public NormLowering {
     return view(node, [&](const Layout& layout) { return broadcast_layout(layout, op.shape); });
   }
   Status lower_op(const ir::Node& node, const ir::Reshape& op) {
-    return view(node, [&](const Layout& layout) { return reshape_layout(layout, op.shape); });
+    return view(node, [&](const Layout& layout) {
+      return reshaped(layout, op.shape, is_right_[at(node.outputs[0])]);
+    });
   }
   Status lower_op(const ir::Node& node, const ir::Transpose& op) {
     return view(node, [&](const Layout& layout) {
@@ -409,7 +411,7 @@ class FusionLowering : public NormLowering {
       result = known;
       result.layout = *layout;
       if (sink_of(to) == nullptr) return {};
-      const Dims3 dims = fold_shape(tensor_of(to).shape);
+      const Dims3 dims = folded_shape(to);
       Dims3 real{};
       LAWSON_TRY(const TensorPtr tensor, memory_tensor(node, result, real));
       if (real != dims) {
@@ -421,9 +423,8 @@ class FusionLowering : public NormLowering {
     }
     // Of a computed value: only what changes nothing in rank 3, or a broadcast that the reader
     // does.
-    const bool same = known.kind == Value::Kind::computed &&
-                      known.dims == fold_shape(tensor_of(from).shape) &&
-                      fold_shape(tensor_of(from).shape) == fold_shape(tensor_of(to).shape) &&
+    const bool same = known.kind == Value::Kind::computed && known.dims == folded_shape(from) &&
+                      folded_shape(from) == folded_shape(to) &&
                       !std::holds_alternative<ir::Transpose>(node.op) &&
                       !std::holds_alternative<ir::Slice>(node.op);
     const bool repeats = std::holds_alternative<ir::Broadcast>(node.op) &&

@@ -32,7 +32,7 @@ class PointwiseLowering : public FusionValues {
   };
 
   Emit emitting(const ir::Node& node) {
-    return {*this, fold_shape(tensor_of(node.outputs[0]).shape), compute_type(node)};
+    return {*this, folded_shape(node.outputs[0]), compute_type(node)};
   }
   Result<TensorPtr> operand_of(const ir::Node& node, std::size_t slot, const Emit& emit) {
     return operand(node, node.inputs[slot], emit.compute, emit.dims);
@@ -315,7 +315,7 @@ class PointwiseLowering : public FusionValues {
   }
 
   Status finish_boolean(const ir::Node& node, Mode mode, Type compute) {
-    const Dims3 dims = fold_shape(tensor_of(node.outputs[0]).shape);
+    const Dims3 dims = folded_shape(node.outputs[0]);
     std::vector<TensorPtr> operands;
     for (const ir::TensorId id : node.inputs) {
       LAWSON_TRY(TensorPtr tensor, operand(node, id, compute, dims));
@@ -331,7 +331,7 @@ class PointwiseLowering : public FusionValues {
       return refuse("data_type", node, "one of its operands is bool and the other a number");
     }
     if (!is_bool(node.inputs[1])) return finish_pointwise(node, Mode::BINARY_SELECT, {1, 2, 0});
-    const Emit emit{*this, fold_shape(tensor_of(node.outputs[0]).shape), Type::BOOLEAN};
+    const Emit emit{*this, folded_shape(node.outputs[0]), Type::BOOLEAN};
     LAWSON_TRY(const TensorPtr predicate, operand_of(node, 0, emit));
     LAWSON_TRY(const TensorPtr yes, operand_of(node, 1, emit));
     LAWSON_TRY(const TensorPtr no, operand_of(node, 2, emit));

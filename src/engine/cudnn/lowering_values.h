@@ -16,23 +16,92 @@
 
 namespace lawson::cudnn {
 
+// The tensors from which a node makes one operand: the operand itself and what is before it.
+inline std::vector<bool> made_from(const ir::Graph& graph, ir::TensorId operand) {
+  std::vector<bool> found(graph.tensors.size(), false);
+  found[static_cast<std::size_t>(operand)] = true;
+  for (std::size_t i = graph.nodes.size(); i-- > 0;) {
+    const ir::Node& node = graph.nodes[i];
+    const bool makes = std::any_of(node.outputs.begin(), node.outputs.end(), [&](ir::TensorId id) {
+      return id != ir::kNone && found[static_cast<std::size_t>(id)];
+    });
+    for (const ir::TensorId id : node.inputs) {
+      if (makes && id != ir::kNone) found[static_cast<std::size_t>(id)] = true;
+    }
+  }
+  return found;
+}
+
+// The one matmul of a graph without batches and reductions, whose operands have nothing in common;
+// nullptr: another graph.
+inline const ir::Node* splittable_product(const ir::Graph& graph) {
+  const ir::Node* product = nullptr;
+  for (const ir::Node& node : graph.nodes) {
+    if (!std::holds_alternative<ir::Matmul>(node.op)) continue;
+    if (product != nullptr) return nullptr;
+    product = &node;
+  }
+  if (product == nullptr || has_reduction(graph) ||
+      fold_shape(graph.tensor(product->outputs[0]).shape)[0] != 1) {
+    return nullptr;
+  }
+  const std::vector<bool> left = made_from(graph, product->inputs[0]);
+  const std::vector<bool> right = made_from(graph, product->inputs[1]);
+  for (std::size_t i = 0; i < left.size(); ++i) {
+    if (left[i] && right[i]) return nullptr;
+  }
+  return product;
+}
+
+// In how many batches the rows of a product may be split, 1 first: the products of leading dims of
+// what is read or written.
+inline std::vector<std::int64_t> row_splits(const ir::Graph& graph) {
+  std::vector<std::int64_t> splits{1};
+  const ir::Node* product = splittable_product(graph);
+  if (product == nullptr) return splits;
+  const std::int64_t rows = fold_shape(graph.tensor(product->outputs[0]).shape)[1];
+  for (ir::TensorId id = 0; id < graph.input_count + graph.output_count; ++id) {
+    const Dims& shape = graph.tensor(id).shape;
+    std::int64_t leading = 1;
+    for (std::size_t i = 0; i + 2 < shape.size(); ++i) {
+      leading *= shape[i];
+      if (leading <= 1 || leading >= rows || rows % leading != 0) continue;
+      if (std::find(splits.begin(), splits.end(), leading) == splits.end()) {
+        splits.push_back(leading);
+      }
+    }
+  }
+  return splits;
+}
+
 class FusionValues {
  public:
   const std::vector<std::string>& rewrites() const { return rewrites_; }
 
  protected:
-  FusionValues(const ir::Graph& graph, FrontendGraph& target, Supplies& supplies)
+  // `row_batches`: the rows of the product are that many batches of fewer (row_splits).
+  FusionValues(const ir::Graph& graph, FrontendGraph& target, Supplies& supplies,
+               std::int64_t row_batches)
       : graph_{graph},
         target_{target},
         supplies_{supplies},
         has_product_{has_matmul(graph)},
         channels_last_{!has_product_ && has_reduction(graph)},
-        values_(graph.tensors.size()) {
+        row_batches_{row_batches},
+        values_(graph.tensors.size()),
+        is_right_(graph.tensors.size(), false) {
+    if (row_batches_ > 1) {
+      const ir::Node& product = *splittable_product(graph_);
+      rows_ = fold_shape(tensor_of(product.outputs[0]).shape)[1];
+      is_right_ = made_from(graph_, product.inputs[1]);
+      rewritten("rows_as_batches");
+    }
     for (ir::TensorId id = 0; id < graph_.input_count; ++id) {
       const ir::Tensor& tensor = graph_.tensor(id);
       value(id).kind = Value::Kind::memory;
       value(id).source = id;
       value(id).layout = {tensor.shape, tensor.strides, 0};
+      value(id).right = is_right_[at(id)];
     }
     find_exact_tensors();
     absorb_views_into_outputs();
@@ -43,6 +112,7 @@ class FusionValues {
     Kind kind = Kind::none;
     ir::TensorId source = ir::kNone;  // memory: the input that is looked at
     Layout layout;                    // memory: how
+    bool right = false;               // memory: of a product's right operand, whose rows are K
     TensorPtr tensor;                 // computed
     Dims3 dims{1, 1, 1};              // computed: the tensor's dims; unit dims may still broadcast
     Type type = Type::FLOAT;          // computed
@@ -71,6 +141,36 @@ class FusionValues {
   }
 
   std::int64_t own_uid() { return kFirstOwnUid + own_uids_++; }
+
+  // ---- Rank 3 ----------------------------------------------------------------------------------
+
+  // [M, X] as [batches, M / batches, X] where rows are split; other shapes as they are.
+  Dims split_rows(const Dims& shape) const {
+    const std::size_t rank = shape.size();
+    if (row_batches_ == 1 || rank < 2 || shape[rank - 2] != rows_ ||
+        element_count(shape) != rows_ * shape[rank - 1]) {
+      return shape;
+    }
+    return {row_batches_, rows_ / row_batches_, shape[rank - 1]};
+  }
+
+  Dims3 folded_shape(ir::TensorId id) const {
+    const Dims& shape = tensor_of(id).shape;
+    return fold_shape(is_right_[at(id)] ? shape : split_rows(shape));
+  }
+
+  std::optional<Folded> folded_layout(const Layout& layout, bool right) const {
+    if (right || row_batches_ == 1) return fold_layout(layout);
+    const auto split = reshape_layout(layout, split_rows(layout.shape));
+    return split ? fold_layout(*split) : std::nullopt;
+  }
+
+  // A layout of the shape, or of the shape with its rows split.
+  std::optional<Layout> reshaped(const Layout& layout, const Dims& shape, bool right) const {
+    const auto whole = reshape_layout(layout, shape);
+    if (whole || right || row_batches_ == 1) return whole;
+    return reshape_layout(layout, split_rows(shape));
+  }
 
   // ---- cuDNN's dims ----------------------------------------------------------------------------
 
@@ -200,9 +300,9 @@ class FusionValues {
       }
       layout = transpose_layout(sink->layout, inverse);
     } else if (std::holds_alternative<ir::Reshape>(node.op)) {
-      layout = reshape_layout(sink->layout, tensor_of(from).shape);
+      layout = reshaped(sink->layout, tensor_of(from).shape, is_right_[at(from)]);
     }
-    if (!layout || !fold_layout(*layout)) return false;
+    if (!layout || !folded_layout(*layout, is_right_[at(from)])) return false;
     sinks_[from] = {sink->output, std::move(*layout)};
     exact_[at(from)] = true;
     return true;
@@ -272,7 +372,7 @@ class FusionValues {
   Result<TensorPtr> memory_tensor(const ir::Node& node, const Value& view, Dims3& dims,
                                   bool swizzled = false) {
     const ir::Tensor& source = tensor_of(view.source);
-    const auto folded = fold_layout(view.layout);
+    const auto folded = folded_layout(view.layout, view.right);
     if (!folded) {
       return refuse(
           "rank", node,
@@ -375,7 +475,7 @@ class FusionValues {
   Result<TensorPtr> iota(const ir::Node& node, ir::TensorId id, const Dims3& wanted) {
     const ir::Node& made = *producers_[at(id)];
     const auto axis = fold_axis(tensor_of(id).shape, value(id).axis);
-    if (!axis) {
+    if (!axis || row_batches_ > 1) {
       return refuse("iota", made, "its axis is one of several leading dims above 1");
     }
     for (const ir::TensorId other : node.inputs) {
@@ -439,7 +539,7 @@ class FusionValues {
     Value& result = value(id);
     result.kind = Value::Kind::computed;
     result.tensor = tensor;
-    result.dims = fold_shape(tensor_of(id).shape);
+    result.dims = folded_shape(id);
     result.type = carried_type(id);
     const Sink* sink = sink_of(id);
     if (sink == nullptr) {
@@ -450,7 +550,7 @@ class FusionValues {
     }
     const ir::Tensor& output = tensor_of(sink->output);
     const Layout& layout = output_layout ? *output_layout : sink->layout;
-    const auto folded = fold_layout(layout);
+    const auto folded = folded_layout(layout, is_right_[at(id)]);
     if (!folded) {
       return refuse("rank", node,
                     fmt::format("the leading dims of output {} {} (strides {}) cannot be one batch "
@@ -482,7 +582,7 @@ class FusionValues {
     if (value(from).kind == Value::Kind::constant) {
       return refuse("constant", node, "an output that is only a constant has nothing to fuse");
     }
-    const Dims3 dims = fold_shape(tensor_of(to).shape);
+    const Dims3 dims = folded_shape(to);
     if (tensor_of(to).dtype == DType::boolean) {
       LAWSON_TRY(const TensorPtr bits, operand(node, from, Type::BOOLEAN, dims));
       return store_boolean(node, bits, dims);
@@ -542,7 +642,10 @@ class FusionValues {
   Supplies& supplies_;
   bool has_product_;
   bool channels_last_;
+  std::int64_t row_batches_;
+  std::int64_t rows_ = 0;  // of the product, when they are split
   std::vector<Value> values_;
+  std::vector<bool> is_right_;  // a product's right operand is made from it; when rows are split
   std::vector<bool> exact_;
   std::vector<bool> pointwise_only_;  // read by pointwise operations alone
   std::vector<int> readers_;

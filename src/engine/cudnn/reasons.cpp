@@ -619,12 +619,12 @@ std::vector<Reason> explain(const StageError& failure, const ir::Graph& graph, c
     if (!reasons.empty()) return reasons;
   }
   if (has(failure.text, kTooManyOps)) {
-    return {
-        {"graph_size",
-         fmt::format("{}: {} ops; cuDNN takes at most {} operations in one graph (measured with "
-                     "9.19)",
-                     subject, graph.nodes.size(), kMostOps),
-         "ops"}};
+    return {{"graph_size",
+             fmt::format(
+                 "{}: {} ops, some of them several of cuDNN's; it takes at most {} operations in "
+                 "one graph (measured with 9.19)",
+                 subject, graph.nodes.size(), kMostOps),
+             "ops"}};
   }
   if (failure.stage == "build_plan") return {build_reason(failure, subject, graph, device)};
   for (Reason& reason : reasons_of_engines(parse_refusals(failure.text), subject, graph, device)) {

@@ -480,6 +480,34 @@ TEST(Fusions, OneInputInTwoLayouts) {
         kAll);
 }
 
+// The rows of the left operand, and those of the result, are three dims of which two are
+// neighbours.
+TEST(Fusions, RowsThatAreNoOneDimAreBatches) {
+  const List inputs{in("x", "bf16", {4, 3, 16, 64}, {3072, 16, 1, 48}), in("w", "bf16", {64, 96}),
+                    in("v", "f32", {96}), in("z", "f32", {192, 96})};
+  const List plain{inputs[0], inputs[1]};
+  const List ops{op("reshape", {"x"}, "a", {{"shape", {192, 64}}}), op("neg", {"a"}, "n"),
+                 op("matmul", {"n", "w"}, "p", {{"dtype", "f32"}}), op("add", {"p", "v"}, "q"),
+                 op("mul", {"q", "z"}, "r")};
+  const ir::Graph whole = graph(inputs, ops, {"r"});
+  built("input", whole, kAll);
+  const Verdict verdict = probe(whole, "h200");
+  EXPECT_EQ(verdict.rewrites, std::vector<std::string>{"rows_as_batches"});
+  built("input and output",
+        graph(plain,
+              {ops[0], ops[1], op("matmul", {"n", "w"}, "p", {{"dtype", "f32"}}),
+               op("reshape", {"p"}, "y", {{"shape", {4, 3, 16, 96}}})},
+              {{{"name", "y"}, {"strides", {4608, 16, 1, 48}}}}),
+        kAll);
+  // x is read by both sides: its rows cannot be batches of one and not of the other.
+  refused("both sides",
+          graph({in("x", "bf16", {4, 3, 16, 64}, {3072, 16, 1, 48})},
+                {op("reshape", {"x"}, "a", {{"shape", {192, 64}}}),
+                 op("transpose", {"a"}, "b", {{"perm", {1, 0}}}), op("matmul", {"a", "b"}, "y")},
+                {"y"}),
+          "h200", "view", "op 'reshape' (a)", Strength::judged);
+}
+
 // Drawn graphs: judged on each architecture in turn, some of them built.
 void drawn(cases::Profile profile, int count, int each_built) {
   const std::vector<std::string> targets = words("h200 a100 b200 l40s");
