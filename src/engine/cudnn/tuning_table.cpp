@@ -224,7 +224,7 @@ std::set<std::string> proven_plans(const std::vector<TuningTable>& tables, const
   std::size_t rows = 0;
   for (const TuningTable* table : tables_of(tables, device, cudnn_version)) {
     for (const TuningRow& row : table->rows) {
-      rows += row.plans.size() > 1 ? 1 : 0;
+      if (row.plans.size() > 1) ++rows;
       for (const RankedPlan& plan : row.plans) names.insert(plan.name);
     }
   }
