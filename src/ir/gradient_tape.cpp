@@ -98,10 +98,6 @@ void Tape::begin(const Node& node, DType dtype) {
 
 void Tape::add(TensorId old_id, TensorId part) {
   if (!wanted(old_id) || part == kNone) return;
-  const Tensor& tensor = old(old_id);
-  const DType before = std::exchange(dtype_, work(tensor.dtype));
-  part = sum_to(convert(part, dtype_), tensor.shape);
-  dtype_ = before;
   cotangents_[static_cast<std::size_t>(old_id)].push_back(part);
 }
 
@@ -109,12 +105,24 @@ TensorId Tape::cotangent(TensorId old_id) {
   if (old_id == kNone) return kNone;
   auto& parts = cotangents_[static_cast<std::size_t>(old_id)];
   if (parts.empty()) return kNone;
-  TensorId sum = parts.front();
-  for (std::size_t i = 1; i < parts.size(); ++i) {
-    sum = emit(Binary{BinaryKind::add}, {sum, parts[i]}, work(old(old_id).dtype));
+  const Tensor& tensor = old(old_id);
+  const DType dtype = work(tensor.dtype);
+  TensorId sum = kNone;
+  for (const TensorId part : parts) {
+    const TensorId next = sum_to(convert(part, dtype), tensor.shape, dtype);
+    sum = sum == kNone ? next : emit(Binary{BinaryKind::add}, {sum, next}, dtype);
   }
   parts = {sum};
   return sum;
+}
+
+TensorId Tape::gradient(TensorId input) {
+  const Tensor& tensor = old(input);
+  const auto& parts = cotangents_[static_cast<std::size_t>(input)];
+  if (parts.empty()) return broadcast(emit(Constant{0}, {}, tensor.dtype), tensor.shape);
+  if (parts.size() > 1) return cotangent(input);
+  // A sum is rounded as it is stored: kernels end with a reduction, not with what follows one.
+  return sum_to(convert(parts[0], work(tensor.dtype)), tensor.shape, tensor.dtype);
 }
 
 TensorId Tape::emit(Op op, std::vector<TensorId> in, DType dtype) {
@@ -153,7 +161,7 @@ TensorId Tape::broadcast(TensorId x, const Dims& to) {
   return shape(x) == to ? x : emit(Broadcast{to}, {x}, dtype_of(x));
 }
 
-TensorId Tape::sum_to(TensorId x, const Dims& to) {
+TensorId Tape::sum_to(TensorId x, const Dims& to, DType dtype) {
   const Dims from = shape(x);
   if (from == to) return x;
   const std::size_t added = from.size() - std::min(from.size(), to.size());
@@ -161,7 +169,7 @@ TensorId Tape::sum_to(TensorId x, const Dims& to) {
   for (std::size_t i = 0; i < from.size(); ++i) {
     if (i < added || to[i - added] != from[i]) axes.push_back(static_cast<std::int64_t>(i));
   }
-  if (!axes.empty()) x = emit(Reduce{ReduceKind::sum, axes, true}, {x});
+  if (!axes.empty()) x = emit(Reduce{ReduceKind::sum, axes, true}, {x}, dtype);
   return reshape(x, to);
 }
 
@@ -180,13 +188,11 @@ Result<Graph> Tape::finish(const std::vector<std::pair<TensorId, std::string>>& 
   for (const auto& [id, name] : gradients) {
     const Tensor& input = old(id);
     builder_.source({});
-    dtype_ = work(input.dtype);
-    TensorId gradient = cotangent(id);
-    if (gradient == kNone) gradient = zeros(input.shape);
+    const TensorId stored = gradient(id);
     LAWSON_CHECK(Status{failure_});
     reserved_.erase(name);
-    LAWSON_TRY(gradient, builder_.add1(Convert{}, {gradient}, input.dtype, name));
-    outputs.push_back(gradient);
+    LAWSON_TRY(const TensorId output, builder_.add1(Convert{}, {stored}, input.dtype, name));
+    outputs.push_back(output);
   }
   for (const TensorId id : outputs) LAWSON_CHECK(builder_.output(id));
   return std::move(builder_).finish();

@@ -49,9 +49,9 @@ class Tape {
 
   // The dtype that the cotangent of a tensor is carried in.
   static DType work(DType dtype) { return dtype == DType::f64 ? DType::f64 : DType::f32; }
-  // Adds a part of a tensor's cotangent: summed over what was broadcast, in the tensor's own work
-  // dtype.
+  // Adds a part of a tensor's cotangent; dims that the op broadcast are still to be summed.
   void add(TensorId old, TensorId part);
+  // Their sum, in the tensor's shape and its own work dtype; kNone where there is none.
   TensorId cotangent(TensorId old);
 
   // From here on formulas compute in this dtype, for this node.
@@ -69,7 +69,6 @@ class Tape {
   TensorId reshape(TensorId x, const Dims& shape);
   TensorId broadcast(TensorId x, const Dims& shape);
   TensorId zeros(const Dims& shape) { return broadcast(constant(0), shape); }
-  TensorId sum_to(TensorId x, const Dims& shape);
   TensorId concat(const std::vector<TensorId>& parts, std::size_t axis);
   Dims shape(TensorId x) const;
   DType dtype_of(TensorId x) const { return x == kNone ? dtype_ : builder_.tensor(x).dtype; }
@@ -83,6 +82,9 @@ class Tape {
   Result<Graph> finish(const std::vector<std::pair<TensorId, std::string>>& gradients) &&;
 
  private:
+  // The cotangent of an input, to be rounded to its dtype.
+  TensorId gradient(TensorId input);
+  TensorId sum_to(TensorId x, const Dims& shape, DType dtype);
   std::string unused_name(std::string name) const;
   Status write_node(std::size_t n);
 

@@ -730,6 +730,16 @@ TEST(Gradient, MatmulsMultiplySixteenBits) {
   }
 }
 
+TEST(Gradient, SumsAreRoundedAsTheyAreStored) {
+  // No conversion behind the reduction: it ends a kernel.
+  const Graph forward =
+      written({{"x", {4, 8}, true, "f32"}, {"b", {1, 8}, true, "bf16"}}, {op("add", {"x", "b"})});
+  const Graph graph = gradient_of(forward, {"b"});
+  ASSERT_EQ(graph.nodes.size(), 1U) << print(graph);
+  EXPECT_EQ(op_name(graph.nodes[0].op), "reduce_sum");
+  EXPECT_EQ(graph.tensor(graph.nodes[0].outputs[0]).dtype, DType::bf16);
+}
+
 TEST(Gradient, TransposesAreOfInputs) {
   // What is multiplied is computed of an input, a column, a row and a scalar.
   const Graph forward =
