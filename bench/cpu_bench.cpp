@@ -91,29 +91,35 @@ double process_seconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
-void measure(benchmark::State& state, Workload& workload, double flops) {
-  const char* kernels = cpu::best_kernels().name;
-  const double peak = peak_gflops(kernels);
+// Seconds of CPU time that an execution takes.
+double seconds(benchmark::State& state, Workload& workload) {
   workload.run();
   const double start = process_seconds();
   for (auto step : state) {
     (void)step;
     workload.run();
   }
-  const double taken = process_seconds() - start;
-  const double rate = flops * static_cast<double>(state.iterations()) / taken * 1e-9;
-  state.SetLabel(kernels);
+  state.SetLabel(cpu::best_kernels().name);
+  return (process_seconds() - start) / static_cast<double>(state.iterations());
+}
+
+void measure(benchmark::State& state, Workload& workload, double flops) {
+  const double peak = peak_gflops(cpu::best_kernels().name);
+  const double rate = flops / seconds(state, workload) * 1e-9;
   state.counters["GFLOP/s"] = rate;
   state.counters["of_peak"] = rate / peak;
 }
 
-void matmul(benchmark::State& state, DType dtype, std::vector<ir::UnaryKind> epilogue, bool bias) {
+void matmul(benchmark::State& state, DType dtype, std::vector<ir::UnaryKind> epilogue, bool bias,
+            bool b_by_columns) {
   const std::int64_t m = state.range(0);
   const std::int64_t n = state.range(1);
   const std::int64_t k = state.range(2);
   ir::Builder builder{"matmul"};
   const TensorId a = value_or_exit(builder.input(tensor("a", dtype, {m, k})));
-  const TensorId b = value_or_exit(builder.input(tensor("b", dtype, {k, n})));
+  ir::Tensor right = tensor("b", dtype, {k, n});
+  if (b_by_columns) right.strides = {1, k};
+  const TensorId b = value_or_exit(builder.input(right));
   TensorId c = value_or_exit(builder.add1(ir::Matmul{}, {a, b}, DType::f32));
   if (bias) {
     const TensorId addend = value_or_exit(builder.input(tensor("bias", DType::f32, {n})));
@@ -126,6 +132,61 @@ void matmul(benchmark::State& state, DType dtype, std::vector<ir::UnaryKind> epi
   Workload workload{value_or_exit(std::move(builder).finish())};
   measure(state, workload,
           2.0 * static_cast<double>(m) * static_cast<double>(n) * static_cast<double>(k));
+}
+
+// Block-scaled operands, MXFP8 or NVFP4.
+void scaled_matmul(benchmark::State& state, DType dtype, DType scale, std::int64_t block) {
+  const std::int64_t n = state.range(0);
+  ir::Builder builder{"scaled"};
+  const TensorId a = value_or_exit(builder.input(tensor("a", dtype, {n, n})));
+  ir::Tensor right = tensor("b", dtype, {n, n});
+  right.strides = {1, n};
+  const TensorId b = value_or_exit(builder.input(right));
+  const TensorId a_scale = value_or_exit(builder.input(tensor("sa", scale, {n, n / block})));
+  const TensorId b_scale = value_or_exit(builder.input(tensor("sb", scale, {n / block, n})));
+  const TensorId c =
+      value_or_exit(builder.add1(ir::ScaledMatmul{block, false}, {a, b, a_scale, b_scale}));
+  check_or_exit(builder.output(c));
+  Workload workload{value_or_exit(std::move(builder).finish())};
+  const auto size = static_cast<double>(n);
+  measure(state, workload, 2.0 * size * size * size);
+}
+
+enum class Pass : std::uint8_t { forward, backward };
+
+// Over rows; bytes are those of the large tensors, once each.
+void norm(benchmark::State& state, ir::NormKind kind, DType dtype, Pass pass) {
+  const std::int64_t rows = state.range(0);
+  const std::int64_t length = state.range(1);
+  ir::Builder builder{"norm"};
+  const bool layer = kind == ir::NormKind::layer;
+  const TensorId x = value_or_exit(builder.input(tensor("x", dtype, {rows, length})));
+  const TensorId scale = value_or_exit(builder.input(tensor("scale", DType::f32, {length})));
+  const auto stats = [&](const char* name) {
+    return value_or_exit(builder.input(tensor(name, DType::f32, {rows, 1})));
+  };
+  double tensors = 2;
+  if (pass == Pass::forward) {
+    const TensorId bias =
+        layer ? value_or_exit(builder.input(tensor("bias", DType::f32, {length}))) : ir::kNone;
+    const auto out =
+        value_or_exit(builder.add(ir::Norm{kind, {1}}, {x, scale, bias},
+                                  {{"y", {}, true}, {"", {}, false}, {"", {}, false}}));
+    check_or_exit(builder.output(out[0]));
+  } else {
+    tensors = 3;
+    const TensorId dy = value_or_exit(builder.input(tensor("dy", dtype, {rows, length})));
+    const TensorId mean = layer ? stats("mean") : ir::kNone;
+    const auto out =
+        value_or_exit(builder.add(ir::NormBackward{kind, {1}}, {dy, x, scale, mean, stats("r")},
+                                  {{"dx", {}, true}, {"dscale", {}, true}, {"dbias", {}, layer}}));
+    for (const TensorId id : out) {
+      if (id != ir::kNone) check_or_exit(builder.output(id));
+    }
+  }
+  Workload workload{value_or_exit(std::move(builder).finish())};
+  const auto bytes = tensors * static_cast<double>(byte_size(dtype, rows * length));
+  state.counters["GB/s"] = bytes / seconds(state, workload) * 1e-9;
 }
 
 // x int8 -> bf16, times bf16, plus f32.
@@ -241,8 +302,8 @@ void attention_backward(benchmark::State& state, AttentionShape shape) {
 void register_all() {
   using benchmark::RegisterBenchmark;
   const auto add_matmul = [](const char* name, DType dtype, std::vector<ir::UnaryKind> epilogue,
-                             bool bias, std::vector<std::int64_t> mnk) {
-    RegisterBenchmark(name, matmul, dtype, std::move(epilogue), bias)
+                             bool bias, std::vector<std::int64_t> mnk, bool b_by_columns = false) {
+    RegisterBenchmark(name, matmul, dtype, std::move(epilogue), bias, b_by_columns)
         ->Args(mnk)
         ->Unit(benchmark::kMillisecond);
   };
@@ -251,7 +312,11 @@ void register_all() {
   add_matmul("matmul/f32", DType::f32, {}, false, {2048, 2048, 2048});
   add_matmul("matmul/f32", DType::f32, {}, false, {256, 256, 256});
   add_matmul("matmul/f32", DType::f32, {}, false, {128, 4096, 4096});
-  add_matmul("matmul/f32", DType::f32, {}, false, {1, 4096, 4096});
+  for (const std::int64_t m : {1, 4, 16}) {
+    add_matmul("matmul/f32", DType::f32, {}, false, {m, 4096, 4096});
+    add_matmul("matmul_by_columns/f32", DType::f32, {}, false, {m, 4096, 4096}, true);
+    add_matmul("matmul_by_columns/bf16", DType::bf16, {}, false, {m, 4096, 4096}, true);
+  }
   add_matmul("matmul/bf16", DType::bf16, {}, false, square);
   add_matmul("matmul/f16", DType::f16, {}, false, square);
   add_matmul("matmul_bias_gelu/f32", DType::f32, {ir::UnaryKind::gelu}, true, square);
@@ -260,6 +325,26 @@ void register_all() {
   RegisterBenchmark("matmul_i8_bf16_add/4x", mixed_matmul)
       ->Arg(1024)
       ->Unit(benchmark::kMillisecond);
+
+  RegisterBenchmark("scaled_matmul/mxfp8", scaled_matmul, DType::f8e4m3, DType::f8e8m0, 32)
+      ->Arg(1024)
+      ->Unit(benchmark::kMillisecond);
+  RegisterBenchmark("scaled_matmul/nvfp4", scaled_matmul, DType::f4e2m1, DType::f8e4m3, 16)
+      ->Arg(1024)
+      ->Unit(benchmark::kMillisecond);
+  for (const auto& [name, kind] :
+       {std::pair{"layer_norm", ir::NormKind::layer}, std::pair{"rms_norm", ir::NormKind::rms}}) {
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        const std::string full = fmt::format(
+            "{}{}/{}", name, pass == Pass::forward ? "" : "_backward", to_string(dtype));
+        RegisterBenchmark(full.c_str(), norm, kind, dtype, pass)
+            ->Args({4096, 4096})
+            ->Args({65536, 128})
+            ->Unit(benchmark::kMillisecond);
+      }
+    }
+  }
 
   const auto add_attention = [](const char* name, auto run, AttentionShape shape) {
     RegisterBenchmark(name, run, shape)->Unit(benchmark::kMillisecond);

@@ -28,6 +28,21 @@ const std::array<float, 256>& byte_table(DType dtype) {
   return dtype == DType::f8e4m3 ? e4m3 : dtype == DType::f8e5m2 ? e5m2 : e8m0;
 }
 
+// The values of the 16 codes of a 4-bit type.
+const std::array<float, 16>& nibble_table(DType dtype) {
+  const auto build = [](DType type) {
+    std::array<float, 16> table{};
+    for (std::size_t code = 0; code < table.size(); ++code) {
+      const auto byte = static_cast<std::uint8_t>(code);
+      table[code] = static_cast<float>(load_element(&byte, type, 0));
+    }
+    return table;
+  };
+  static const std::array<float, 16> e2m1 = build(DType::f4e2m1);
+  static const std::array<float, 16> i4 = build(DType::i4);
+  return dtype == DType::f4e2m1 ? e2m1 : i4;
+}
+
 template <typename T, typename Stored>
 T converted(Stored value) {
   if constexpr (std::is_same_v<T, std::uint32_t> && std::is_integral_v<Stored>) {
@@ -227,7 +242,21 @@ void load_elements(const Kernels& kernels, const void* data, DType dtype, std::i
       return;
     }
     case DType::f4e2m1:
-    case DType::i4:
+    case DType::i4: {
+      const auto& table = nibble_table(dtype);
+      const auto* codes = static_cast<const std::uint8_t*>(data);
+      for (std::int64_t i = 0; i < count; ++i) {
+        const std::int64_t at = first + i * stride;
+        const std::uint32_t byte = codes[at / 2];
+        const float value = table[at % 2 == 0 ? byte & 15U : byte >> 4U];
+        if constexpr (std::is_integral_v<T>) {
+          out[i] = static_cast<T>(static_cast<std::int32_t>(value));
+        } else {
+          out[i] = static_cast<T>(value);
+        }
+      }
+      return;
+    }
     case DType::boolean:
       load_any(data, dtype, first, stride, count, out);
       return;

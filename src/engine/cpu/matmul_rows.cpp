@@ -7,7 +7,7 @@
 namespace lawson::cpu {
 namespace {
 
-constexpr std::int64_t kFewRows = 4;
+constexpr std::int64_t kFewRows = 16;
 constexpr std::int64_t kDepth = 1024;        // of k at a time
 constexpr std::int64_t kMostColumns = 1024;  // of a task
 constexpr std::int64_t kGroup = 4;           // rows of B that are added at once
@@ -125,12 +125,12 @@ class FewRows {
 
 bool has_few_rows(const MatmulStep& step) {
   const MatmulShape shape{step};
-  // Matrices of C that share one of B count as its rows.
+  // Matrices of C that share one of B read it again each.
   const Dims& b = step.b.shape;
   const std::int64_t b_matrices = element_count(Dims(b.begin(), b.end() - 2)).value_or(0);
   const std::int64_t sharing = b_matrices == 0 ? 1 : shape.batch / b_matrices;
-  return step.compute != MatmulStep::Compute::i32 && shape.m * sharing <= kFewRows &&
-         !step.epilogue.shares_bytes();
+  return step.compute != MatmulStep::Compute::i32 &&
+         shape.m * (sharing > 1 ? 4 * sharing : 1) <= kFewRows && !step.epilogue.shares_bytes();
 }
 
 Status run_few_rows(const Kernels& kernels, const MatmulStep& step,
