@@ -44,7 +44,11 @@ Turns turns_of(UnaryKind kind) {
 }
 
 double propagate(const ir::Unary& op, double x, double e, double y) {
-  if (e == 0 || !std::isfinite(x)) return e == 0 || e < kInfinity ? 0.0 : kInfinity;
+  if (e == kInfinity) return kInfinity;  // a NaN too
+  // The sign of a zero is not followed.
+  const bool signed_pole = op.kind == UnaryKind::reciprocal || op.kind == UnaryKind::rsqrt;
+  if (x == 0 && signed_pole) return kInfinity;
+  if (e == 0 || !std::isfinite(x)) return 0;
   const double low = x - e;
   const double high = x + e;
   switch (op.kind) {
@@ -135,7 +139,11 @@ double own_rounding(const ir::Unary& op, double low, double ax, double ay,
 
 double propagate(BinaryKind kind, double a, double ea, double b, double eb, bool integer,
                  double c) {
+  // The sign of a zero is not followed.
+  if (kind == BinaryKind::div && b == 0 && a != 0 && !std::isnan(a)) return kInfinity;
+  if (kind == BinaryKind::pow && a == 0 && b < 0) return kInfinity;
   if (ea == 0 && eb == 0) return 0;
+  if (ea == kInfinity || eb == kInfinity) return kInfinity;  // a NaN too
   switch (kind) {
     case BinaryKind::add:
     case BinaryKind::sub:
@@ -149,6 +157,8 @@ double propagate(BinaryKind kind, double a, double ea, double b, double eb, bool
       if (std::fabs(b) <= eb) return kInfinity;
       break;
     case BinaryKind::pow:
+      // Of 1 and NaN, and of NaN and 0, it is 1.
+      if (std::isnan(a) || std::isnan(b)) return kInfinity;
       // Monotone in both arguments while the base is positive; for an integral exponent on both
       // sides of 0.
       if (a - ea > 0) break;
@@ -284,7 +294,7 @@ void select_errors(const Operands& operands, Array& c) {
 
 void clamp_errors(const ir::Clamp& op, const Array& x, Array& y, const Arithmetic& arithmetic) {
   for (std::size_t i = 0; i < y.size(); ++i) {
-    const double e = x.error_at(i);
+    const double e = operand_error(x, i, is_float(x.dtype), arithmetic);
     const std::array<double, 2> ends{std::clamp(x.value[i] - e, op.min, op.max),
                                      std::clamp(x.value[i] + e, op.min, op.max)};
     // Limits are rounded where they are not few bits.
@@ -295,8 +305,10 @@ void clamp_errors(const ir::Clamp& op, const Array& x, Array& y, const Arithmeti
       const bool representable = std::nearbyint(limit * 256) == limit * 256;
       if (reached && !representable) own = std::max(own, u * std::fabs(limit));
     }
-    y.error[i] =
-        with_own(y.value[i], std::isfinite(x.value[i]) ? distance(y.value[i], ends) : 0.0, own);
+    const double propagated = e == kInfinity              ? kInfinity
+                              : std::isfinite(x.value[i]) ? distance(y.value[i], ends)
+                                                          : 0.0;
+    y.error[i] = with_own(y.value[i], propagated, own);
   }
 }
 

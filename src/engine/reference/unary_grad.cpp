@@ -141,7 +141,7 @@ void add_unary_grad_errors(const ir::UnaryGrad& op, const Array& dy, const Array
     const double slope = slope_at(op, v);
     // 0 * infinity, and where frameworks choose a branch by comparison, is defined differently.
     if ((slope == 0 && !std::isfinite(g)) || (std::isnan(v) && has_kink(op.kind)) ||
-        std::isinf(v)) {
+        std::isinf(v) || eg == kInfinity || ev == kInfinity) {
       y.error[i] = kInfinity;
       return;
     }
@@ -151,7 +151,7 @@ void add_unary_grad_errors(const ir::UnaryGrad& op, const Array& dy, const Array
     const double largest = std::fabs(g) + eg;
     const double error = with_own(y.value[i], std::fabs(slope) * eg + largest * es,
                                   product * largest * steepest + floor * (1 + largest + steepest));
-    y.error[i] = std::isnan(y.value[i]) ? of_nan(eg + ev) : error;
+    y.error[i] = std::isnan(y.value[i]) ? 0.0 : error;
   });
 }
 
