@@ -13,10 +13,10 @@ namespace {
 constexpr std::array kSettingsPrefixes{offsetof(lawson_settings, max_workers)};
 
 // What changes the answers: docs/design.md, "Environment variables" and the search for cuDNN.
-constexpr std::array kVariables{"LAWSON_CUDNN",   "LAWSON_NVRTC",        "LAWSON_LIBEXEC",
-                                "LAWSON_ENGINE",  "LAWSON_POLICY",       "LAWSON_NUM_THREADS",
-                                "LAWSON_CPU_ISA", "VIRTUAL_ENV",         "CUDA_HOME",
-                                "CUDA_PATH",      "CUDA_VISIBLE_DEVICES"};
+constexpr std::array kVariables{
+    "LAWSON_CUDNN",       "LAWSON_NVRTC", "LAWSON_LIBEXEC",      "LAWSON_ENGINE",  "LAWSON_POLICY",
+    "LAWSON_NUM_THREADS", "LAWSON_CACHE", "LAWSON_CACHE_DIR",    "LAWSON_CPU_ISA", "VIRTUAL_ENV",
+    "CUDA_HOME",          "CUDA_PATH",    "CUDA_VISIBLE_DEVICES"};
 
 Json describe_process() {
   Json variables = Json::object();
