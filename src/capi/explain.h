@@ -24,8 +24,8 @@ using ProbeSpec = std::function<Result<SpecVerdict>(const front::Spec&, const De
 // changed: an engine names the first condition that fails, so a change that brings up another
 // reason removed one.
 //
-// A graph is cut too, with at most half of the probes: the best cut whose parts are all supported is
-// a neighbour of kind "split", with its `specs` and `verdicts`; behind exact changes of an
+// A graph is cut too, with at most half of the probes: the best cut whose parts are all supported
+// is a neighbour of kind "split", with its `specs` and `verdicts`; behind exact changes of an
 // attribute, before all others.
 Result<Json> explain(const front::Spec& spec, const Device& device,
                      const std::vector<Device>& targets, std::size_t limit, unsigned threads,
