@@ -24,8 +24,9 @@ std::size_t cache_bytes_of(const Device& device) {
   constexpr std::size_t kUsual = std::size_t{32} << 20;
   if (device.kind == Device::Kind::cuda) {
     const auto found = device.properties.find("l2CacheSize");
-    const bool known = found != device.properties.end() && found->is_number_unsigned();
-    return known ? found->get<std::size_t>() : kUsual;
+    const bool known = found != device.properties.end() && found->is_number_integer();
+    const std::int64_t bytes = known ? found->get<std::int64_t>() : 0;
+    return bytes > 0 ? static_cast<std::size_t>(bytes) : kUsual;
   }
   const long bytes = ::sysconf(_SC_LEVEL3_CACHE_SIZE);
   return bytes > 0 ? static_cast<std::size_t>(bytes) : kUsual;

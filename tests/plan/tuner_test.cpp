@@ -242,6 +242,21 @@ TEST_F(TunerTest, WhatCannotBeTimedGoesByTheEnginesOrder) {
   EXPECT_NE(untimed->plan.choice.find("too many"), std::string::npos);
 }
 
+TEST_F(TunerTest, SetsOfBuffersExceedTheCacheWithinTheirBounds) {
+  ScriptedEngine engine({{"a", 1}, {"b", 2}});
+  const auto sets = [&] { return tune(engine, tuned(Tuning::quick))->report.buffer_sets; };
+  engine.live[0].properties["l2CacheSize"] = 256;
+  EXPECT_EQ(sets(), 9U);  // of 64 bytes each: twice the cache, and one more
+  engine.live[0].properties["l2CacheSize"] = 16;
+  EXPECT_EQ(sets(), 2U);
+  engine.live[0].properties["l2CacheSize"] = std::int64_t{1} << 30;
+  EXPECT_EQ(sets(), config.scratch.sets);
+  config.scratch.bytes = 300;
+  EXPECT_EQ(sets(), 4U);
+  config.scratch.bytes = 1;
+  EXPECT_EQ(sets(), 1U);
+}
+
 TEST_F(TunerTest, StoredPlansAreTimedWithoutBuilding) {
   ScriptedEngine engine({{"a", 1.0}, {"b", 0.5}});
   const auto result = tune(engine, tuned(Tuning::quick));
