@@ -198,7 +198,8 @@ double own_rounding(BinaryKind kind, double a, double b, double c, const Arithme
       if (b > 1 / flush_floor(arithmetic)) return c;
       return (2 * u + 2 * arithmetic.function_roundoff) * c;
     case BinaryKind::pow:
-      return 4 * arithmetic.function_roundoff * c * (1 + std::fabs(b * std::log(a)));
+      return 4 * arithmetic.function_roundoff * c *
+             (1 + (a > 0 && b > 0 ? std::fabs(b * std::log(a)) : 0));
     case BinaryKind::mod:
       return u * c;
   }

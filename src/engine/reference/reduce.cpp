@@ -27,13 +27,13 @@ bool is_extremum(ReduceKind kind) {
 
 void add_term(ReduceKind kind, double v, double e, Terms& t) {
   const double size = std::fabs(v);
-  if (kind == ReduceKind::min) {
-    t.lowest = std::min(t.lowest, v - e);
-    t.highest = std::min(t.highest, v + e);
-  } else if (is_extremum(kind)) {
+  if (is_extremum(kind)) {
     const double x = kind == ReduceKind::amax ? size : v;
-    t.lowest = std::max(t.lowest, x - e);
-    t.highest = std::max(t.highest, x + e);
+    const double low = e == kInfinity ? -kInfinity : x - e;
+    const double high = e == kInfinity ? kInfinity : x + e;
+    const bool least = kind == ReduceKind::min;
+    t.lowest = least ? std::min(t.lowest, low) : std::max(t.lowest, low);
+    t.highest = least ? std::min(t.highest, high) : std::max(t.highest, high);
   } else if (kind == ReduceKind::prod) {
     t.product *= size;
     t.product_above *= size + e;
