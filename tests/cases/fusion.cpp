@@ -40,7 +40,8 @@ class Drawing {
         taste_{gpu_ && dice_.chance(80) ? Taste::usual : Taste::everything},
         writer_{fmt::format("fusion-{}", number)},
         storage_{dice_.pick({DType::bf16, DType::bf16, DType::f16, DType::f16, DType::f32})},
-        steps_{dice_, taste_, storage_} {}
+        steps_{dice_, taste_, storage_},
+        round_{taste_ == Taste::usual && dice_.chance(80)} {}
 
   Case draw() {
     if (!gpu_ && dice_.chance(12)) writer_.strict();
@@ -74,7 +75,7 @@ class Drawing {
   // ---- shapes ----
 
   std::int64_t size(std::int64_t most) {
-    if (usual() && dice_.chance(75)) return 16 * (1 + dice_.below(most / 16));
+    if (round_) return 16 * (1 + dice_.below(most / 16));
     if (dice_.chance(20)) return dice_.pick<std::int64_t>({1, 1, 2, 3});
     const std::int64_t any = 1 + dice_.below(most);
     return dice_.chance(60) ? any | 1 : any;
@@ -82,13 +83,13 @@ class Drawing {
 
   Sizes sizes() {
     Sizes s;
-    const std::int64_t rank = usual() ? dice_.pick<std::int64_t>({2, 3, 3, 3, 3, 4})
+    const std::int64_t rank = usual() ? dice_.pick<std::int64_t>({2, 2, 3, 3, 3, 3, 3, 3, 3, 4})
                                       : dice_.pick<std::int64_t>({2, 3, 3, 4});
     for (std::int64_t i = 2; i < rank; ++i) s.batch.push_back(1 + dice_.below(rank == 4 ? 3 : 4));
     const std::int64_t most = usual() ? 128 : rank == 4 ? 40 : 70;
     s.m = size(most);
     s.n = size(most);
-    s.k = dice_.chance(8) ? 1 : size(usual() ? 160 : 100);
+    s.k = dice_.chance(usual() ? 3 : 8) ? 1 : size(usual() ? 160 : 100);
     return s;
   }
 
@@ -162,8 +163,9 @@ class Drawing {
       x = writer_.convert(x, DType::i8);
     }
     if (!writer_.may_be_output(x)) return;
-    const bool strided = x.shape.size() >= 2 && dice_.chance(25);
-    writer_.output(x, strided ? steps_.strides(x.shape, false) : Dims{}, dice_.chance(10) ? 4 : 16);
+    const bool strided = x.shape.size() >= 2 && dice_.chance(usual() ? 12 : 25);
+    const Dims strides = strided ? steps_.strides(x.shape, false) : Dims{};
+    writer_.output(x, strides, dice_.chance(10) ? 4 : 16);
   }
 
   // `ops` of them, the last one a reduction now and then.
@@ -226,8 +228,8 @@ class Drawing {
     const DType compute = compute_type();
     const Value a = prepared(shape(s, s.m, s.k, false), stored_of(compute), compute, true);
     const bool mixed = dice_.chance(usual() ? 20 : 50);
-    const Value b =
-        prepared(shape(s, s.k, s.n, true), mixed ? stored_of(compute) : compute, compute, mixed);
+    const DType stored = mixed ? stored_of(compute) : compute;
+    const Value b = prepared(shape(s, s.k, s.n, true), stored, compute, mixed);
     product(a, b);
   }
 
@@ -288,6 +290,7 @@ class Drawing {
         usual() ? dice_.pick({DType::f32, DType::bf16, DType::f16})
                 : dice_.pick({DType::f32, DType::bf16, DType::f16, DType::f64, DType::f8e4m3,
                               DType::f8e5m2, DType::i8, DType::i32, DType::u8});
+    if (usual()) steps_.full_operands();
     Value x = steps_.input(writer_, dtype, dims);
     if (bit_width(dtype) < 16 || dice_.chance(50)) {
       const bool integer = is_integer(dtype) && dice_.chance(50);
@@ -355,7 +358,7 @@ class Drawing {
   void norm() {
     const Normed n = normed();
     const bool layer = dice_.chance(50);
-    const std::int64_t neighbours = dice_.below(4);
+    const std::int64_t neighbours = usual() && dice_.chance(70) ? 0 : dice_.below(4);
     Value x = steps_.input(writer_, n.x, n.shape);
     if (neighbours == 1 && dice_.chance(60)) {  // a residual
       x = writer_.binary("add", x, steps_.input(writer_, n.x, n.shape));
@@ -434,13 +437,15 @@ class Drawing {
     };
     const DType scales = fp4 ? DType::f8e4m3 : DType::f8e8m0;
     const bool swizzled = dice_.chance(50);
-    const Value a = operand(shape(s, s.m, s.k, false), values());
-    const Value b = operand(shape(s, s.k, s.n, true), values());
+    const DType a_type = values();
+    const DType b_type = values();
+    const Value a = operand(shape(s, s.m, s.k, false), a_type);
+    const Value b = operand(shape(s, s.k, s.n, true), b_type);
     const auto up = [](std::int64_t n, std::int64_t to) { return (n + to - 1) / to * to; };
-    const auto scales_of = [&](const Value& x, bool left) {
+    const auto scales_of = [&](const Value& x, bool is_left) {
       Dims dims = x.shape;
-      std::int64_t& blocks = dims[dims.size() - (left ? 1 : 2)];
-      std::int64_t& rows = dims[dims.size() - (left ? 2 : 1)];
+      std::int64_t& blocks = dims[dims.size() - (is_left ? 1 : 2)];
+      std::int64_t& rows = dims[dims.size() - (is_left ? 2 : 1)];
       blocks = up(blocks, block) / block;
       if (swizzled) {
         blocks = up(blocks, 4);
@@ -475,6 +480,7 @@ class Drawing {
   Writer writer_;
   DType storage_;
   Steps steps_;
+  bool round_;  // sizes are multiples of 16
 };
 
 }  // namespace

@@ -166,7 +166,8 @@ Value Steps::positive(Writer& writer, const Value& x) {
   if (x.low >= 0.2) return x;
   if (!is_float(x.dtype)) return positive(writer, writer.convert(x, DType::f32));
   if (dice_.chance(50)) return writer.binary("max", x, writer.constant(0.25, x.dtype));
-  return writer.binary("add", writer.unary("abs", x), writer.constant(0.5, x.dtype));
+  const Value magnitude = writer.unary("abs", x);
+  return writer.binary("add", magnitude, writer.constant(0.5, x.dtype));
 }
 
 Value Steps::small(Writer& writer, const Value& x, double limit) {
@@ -234,7 +235,9 @@ Value Steps::other(Writer& writer, const Value& x) {
   } else if (taste_ == Taste::everything) {
     dtypes.insert(dtypes.end(), {DType::i8, DType::u8});
   }
-  return input(writer, dice_.pick(dtypes), broadcastable(dice_, x.shape));
+  const DType dtype = dice_.pick(dtypes);
+  const bool full = full_operands_ && dice_.chance(85);
+  return input(writer, dtype, full ? x.shape : broadcastable(dice_, x.shape));
 }
 
 Value Steps::binary(Writer& writer, const std::string& op, const Value& x) {
@@ -293,8 +296,10 @@ Value Steps::index(Writer& writer, const Value& x) {
                      {{"shape", x.shape}, {"axis", axis}});
   };
   if (dice_.chance(50)) {  // as a causal mask
-    const Value keep =
-        writer.compare(dice_.pick<std::string>({"compare_ge", "compare_lt"}), along(), along());
+    const Value row = along();
+    const Value column = along();
+    const std::string kind = dice_.pick<std::string>({"compare_ge", "compare_lt"});
+    const Value keep = writer.compare(kind, row, column);
     return writer.select(keep, x, writer.constant(dice_.chance(50) ? 0 : -2, x.dtype));
   }
   return combine(writer, x, writer.convert(along(), x.dtype));
@@ -351,7 +356,9 @@ Value Steps::integer_binary(Writer& writer, const std::string& op, const Value& 
 // ---- inputs ----
 
 Value Steps::input(Writer& writer, DType dtype, const Dims& shape) {
-  return writer.input(dtype, shape, dice_.chance(30) ? strides(shape, dice_.chance(40)) : Dims{});
+  return writer.input(
+      dtype, shape,
+      dice_.chance(taste_ == Taste::usual ? 12 : 30) ? strides(shape, dice_.chance(40)) : Dims{});
 }
 
 Dims Steps::strides(const Dims& shape, bool may_repeat) {

@@ -22,6 +22,8 @@ class Steps {
   Value program(Writer& writer, Value x, int count);
   // The same in front of a product: x keeps its shape.
   Value before(Writer& writer, Value x, int count);
+  // From now on other operands seldom broadcast.
+  void full_operands() { full_operands_ = true; }
   // One op: a reduction over axes at random.
   Value exit_reduction(Writer& writer, const Value& x);
 
@@ -57,6 +59,7 @@ class Steps {
   Dice& dice_;
   Taste taste_;
   DType storage_;
+  bool full_operands_ = false;
   std::vector<Value> earlier_;  // results that may be read again
 };
 

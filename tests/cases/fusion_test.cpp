@@ -263,7 +263,6 @@ TEST(FusionCases, TheOracleHasBoundsForMostElements) {
     ++cases;
     useless += 2 * bound < elements ? 1 : 0;
     loose += 2 * tight < elements ? 1 : 0;
-    EXPECT_GT(bound, 0U) << item.text();
   }
   EXPECT_EQ(cases, 150);
   EXPECT_LE(useless, 3) << "cases most of whose elements anything is right for";

@@ -167,7 +167,9 @@ Value Steps::exit_reduction(Writer& writer, const Value& x) {
   }
   if (is_integer(x.dtype)) kinds = {"sum", "max", "min", "amax"};
   const bool wide = bit_width(x.dtype) < 32 && is_float(x.dtype) && dice_.chance(60);
-  return writer.reduce(dice_.pick(kinds), x, axes(x.shape), dice_.chance(60),
+  const std::string kind = dice_.pick(kinds);
+  const Dims over = axes(x.shape);
+  return writer.reduce(kind, x, over, dice_.chance(60),
                        wide ? std::optional{DType::f32} : std::nullopt);
 }
 

@@ -1,8 +1,10 @@
 // lawson-agreement: does what is judged without a GPU hold on the GPU? Needs a live device.
 // For each case of the list: the deviceless verdict for the target equals the live one (for
-// attention also the list of plans, in order); every refusal has a reason; every accepted case
-// executes, stays within the oracle's bound, writes its outputs and nothing else; and the plan
-// compiled without the device gives the same bits as the one compiled on it. Writes one JSON
+// attention also the list of plans, in order; for fusions, where the live build refuses what was
+// judged, the build without the device refuses it too); every refusal has a reason; every accepted
+// case executes on the engine and plan that were asked for, stays within the oracle's bound, writes
+// its outputs and nothing else; and the plan compiled without the device is right too, and of the
+// same name gives the same bits. Writes one JSON
 // document, prints a short table last. Exits 1 when anything disagrees.
 #include <CLI/CLI.hpp>
 
@@ -14,9 +16,11 @@
 #include <set>
 #include <thread>
 
+#include "cases/xla.h"
 #include "engine/registry.h"
 #include "gpu/examine.h"
 #include "gpu/result.h"
+#include "gpu/tables.h"
 
 namespace lawson::cases {
 namespace {
@@ -26,7 +30,8 @@ using Clock = std::chrono::steady_clock;
 struct Flags {
   int forward = 1500;
   int backward = 1000;
-  int fusion = 100;
+  int fusion = 1000;
+  bool xla = true;
   int bitwise_every = 8;
   bool edges = true;
   bool judge_only = false;  // without a device
@@ -67,6 +72,18 @@ std::vector<Row> rows_of(const Flags& flags) {
   append(attention_list(flags));
   if (flags.edges) append(edge_cases());
   append(fusion_cases(flags.seed, flags.fusion, Profile::gpu));
+  if (!flags.xla) return rows;
+  std::vector<Case> named;
+  std::set<std::string> executable;
+  for (XlaCase& item : xla_list()) {
+    if (item.executable) executable.insert(item.item.name);
+    named.push_back(std::move(item.item));
+  }
+  append(std::move(named));
+  for (Row& row : rows) {
+    row.must_run = executable.contains(row.item.name);
+    row.tuned = row.item.name == "xla-autotuning-s8-bf16";
+  }
   return rows;
 }
 
@@ -85,117 +102,14 @@ std::string fault(const Flags& flags, const Row& row) {
   if (row.live == "unsupported" && (row.reasons.empty() || row.reasons.front().message.empty())) {
     return "refused without a reason";
   }
+  if (row.live == "undecided") return "undecided on the device";
+  if (row.must_run && row.live != "supported") return "has to run, and is refused";
   if (row.executed == "wrong") return row.defect.empty() ? "wrong" : "wrong, known defect";
   if (row.executed == "error" || row.executed == "not built") return row.executed;
   if (bad_bits(row)) return "bits: " + row.bitwise;
   const Seconds& s = row.seconds;
   if (s.deviceless + s.live + s.compile + s.oracle + s.run > flags.case_budget) return "too slow";
   return "";
-}
-
-// ---- which features are taken ----
-
-bool has_zero(const Json& spec, const char* field) {
-  return spec.contains(field) &&
-         std::any_of(spec[field].begin(), spec[field].end(), [](const Json& n) { return n == 0; });
-}
-
-std::vector<std::string> features_of(const Case& item) {
-  const Json& spec = item.spec;
-  const auto text = [&](const char* field, const char* none) {
-    return spec.value(field, std::string{none});
-  };
-  const auto number = [&](const char* field, double none) { return spec.value(field, none); };
-  const double heads = number("heads", 1);
-  const double kv_heads = number("kv_heads", heads);
-  const double depth = number("head_dim_qk", 1);
-  std::vector<std::string> features{
-      "dtype " + text("dtype", "bf16"), "layout " + text("layout", "bshd"),
-      "mask " + text("mask", "none"),   "softmax " + text("softmax", "vanilla"),
-      "bias " + text("bias", "none"),   fmt::format("input {}", plan::to_string(item.style))};
-  const auto add = [&](bool there, const std::string& word) {
-    if (there) features.push_back(word);
-  };
-  add(kv_heads == 1 && heads > 1, "heads mqa");
-  add(kv_heads > 1 && kv_heads < heads, "heads gqa");
-  add(kv_heads == heads, "heads mha");
-  add(depth > 256, "head_dim > 256");
-  add(depth > 128 && depth <= 256, "head_dim 129-256");
-  add(depth <= 128, "head_dim <= 128");
-  add(number("head_dim_v", depth) != depth, "head_dim_v other");
-  add(spec.contains("window"), "window");
-  if (spec.contains("attn_mask")) {
-    features.push_back("attn_mask " + spec["attn_mask"].value("dtype", std::string{"bool"}));
-  }
-  add(spec.value("bias_grad", false), "bias_grad");
-  add(spec.contains("alibi_slopes"), "alibi_slopes");
-  add(number("softcap", 0) > 0, "softcap");
-  add(has_zero(spec, "seqlens_q") || has_zero(spec, "seqlens_kv"), "zero lengths");
-  add(spec.contains("seqlens_q_padded") || spec.contains("seqlens_kv_padded"), "gaps");
-  add(spec.contains("paged"), "paged");
-  add(number("append", 0) > 0, "append");
-  add(spec.contains("strides"), "strides");
-  add(spec.value("deterministic", false), "deterministic");
-  add(spec.value("return_stats", false), "stats");
-  add(spec.value("return_max_logit", false), "max_logit");
-  if (number("dropout", 0) > 0) {
-    features.emplace_back(spec.value("dropout_mask", false)          ? "dropout mask given"
-                          : spec.value("return_dropout_mask", false) ? "dropout mask dumped"
-                                                                     : "dropout");
-  }
-  add(number("batch", 1) == 0 || number("seqlen_q", 1) == 0 || number("seqlen_kv", 1) == 0,
-      "empty");
-  add(number("seqlen_q", 1) > number("seqlen_kv", number("seqlen_q", 1)), "more queries");
-  return features;
-}
-
-struct Tally {
-  int accepted = 0, refused = 0, wrong = 0;
-};
-
-Json feature_table(const std::vector<Row>& rows) {
-  std::map<std::string, std::map<bool, Tally>> table;
-  for (const Row& row : rows) {
-    if (!row.is_attention()) continue;
-    for (const std::string& feature : features_of(row.item)) {
-      Tally& tally = table[feature][row.is_backward()];
-      ++(row.live == "supported" ? tally.accepted : tally.refused);
-      if (row.executed != "ok" && !row.executed.empty()) ++tally.wrong;
-    }
-  }
-  Json list = Json::array();
-  for (auto& [feature, passes] : table) {
-    Json item{{"feature", feature}};
-    for (const bool backward : {false, true}) {
-      const Tally& tally = passes[backward];
-      item[backward ? "backward" : "forward"] = {tally.accepted, tally.refused, tally.wrong};
-    }
-    list.push_back(std::move(item));
-  }
-  return list;
-}
-
-// Reasons by code and field, each with its shortest message as an example.
-Json reason_table(const std::vector<Row>& rows) {
-  struct Entry {
-    int count = 0;
-    std::string example;
-  };
-  std::map<std::string, Entry> table;
-  for (const Row& row : rows) {
-    for (const Reason& reason : row.reasons) {
-      Entry& entry = table[fmt::format("{} {}", reason.code, reason.field)];
-      ++entry.count;
-      if (entry.example.empty() || reason.message.size() < entry.example.size()) {
-        entry.example = reason.message;
-      }
-    }
-  }
-  Json list = Json::array();
-  for (const auto& [reason, entry] : table) {
-    list.push_back({{"reason", reason}, {"count", entry.count}, {"example", entry.example}});
-  }
-  return list;
 }
 
 // ---- counts ----
@@ -219,10 +133,11 @@ Counts count(const Flags& flags, const std::vector<Row>& rows, const std::string
     c.of[word] = 0;
   for (const Row& row : rows) {
     const bool edge = row.item.name.starts_with("edge") || row.item.name.starts_with("nan");
-    const std::string own = !row.is_attention() ? "fusion"
-                            : edge              ? "edges"
-                            : row.is_backward() ? "backward"
-                                                : "forward";
+    const std::string own = row.is_named()        ? "xla"
+                            : !row.is_attention() ? "fusion"
+                            : edge                ? "edges"
+                            : row.is_backward()   ? "backward"
+                                                  : "forward";
     if (own != group) continue;
     if (row.live.empty()) {
       ++c.of["not_examined"];
@@ -236,6 +151,7 @@ Counts count(const Flags& flags, const std::vector<Row>& rows, const std::string
       ++c.of["faults: " + fault(flags, row).substr(0, fault(flags, row).find(':'))];
     }
     if (row.deviceless == "undecided") ++c.of["undecided_without_device"];
+    if (row.not_built) ++c.of["judged_and_not_built"];
     if (!row.bitwise.empty()) ++c.of["deviceless_plan: " + row.bitwise];
     if (row.executed.empty()) continue;
     ++c.engines[engine_of(row.plan_name)];
@@ -307,13 +223,31 @@ void examine_all(const Flags& flags, Machine& machine, std::vector<Row>& rows) {
   std::atomic<std::size_t> next{0};
   const auto work = [&] {
     for (std::size_t i = next++; i < rows.size() && Clock::now() < end; i = next++) {
-      examine(machine, i % static_cast<std::size_t>(flags.bitwise_every) == 0, rows[i]);
+      const bool bitwise = i % static_cast<std::size_t>(flags.bitwise_every) == 0;
+      examine(machine, bitwise || rows[i].is_named(), rows[i]);
       // One of those in flight did it; what came after would only fail in its wake.
       if (rows[i].context_lost) next = rows.size();
     }
   };
   std::vector<std::jthread> threads;
   for (unsigned i = 0; i < flags.threads; ++i) threads.emplace_back(work);
+}
+
+// Every named case with what ran.
+Json named_table(const std::vector<Row>& rows) {
+  Json list = Json::array();
+  for (const Row& row : rows) {
+    if (!row.is_named()) continue;
+    list.push_back({{"case", row.item.name},
+                    {"deviceless", row.deviceless},
+                    {"live", row.live},
+                    {"executed", row.executed},
+                    {"engine", row.engine},
+                    {"plan_name", row.plan_name},
+                    {"plan_id", row.plan_id},
+                    {"deviceless_plan", row.bitwise}});
+  }
+  return list;
 }
 
 int fail(const Error& error) {
@@ -329,7 +263,7 @@ int report(const Flags& flags, const Machine& machine, const std::vector<Row>& r
   int bad = 0;
   std::cout << fmt::format("{:<10}{:>7}{:>10}{:>9}{:>8}{:>8}{:>9}\n", "", "cases", "accepted",
                            "refused", "ok", "faults", "not run");
-  for (const char* group : {"forward", "backward", "edges", "fusion"}) {
+  for (const char* group : {"forward", "backward", "edges", "fusion", "xla"}) {
     Counts c = count(flags, rows, group);
     std::cout << fmt::format("{:<10}{:>7}{:>10}{:>9}{:>8}{:>8}{:>9}\n", group, c.of["cases"],
                              c.of["accepted"], c.of["refused"], c.of["within_bound"],
@@ -337,8 +271,10 @@ int report(const Flags& flags, const Machine& machine, const std::vector<Row>& r
     bad += c.of["faults"] + c.of["not_examined"];
     document[group] = to_json(c);
   }
-  document["features"] = feature_table(rows);  // [accepted, refused, wrong]
+  document["features"] = feature_table(rows);
+  document["ops"] = op_table(rows);
   document["reasons"] = reason_table(rows);
+  document["named"] = named_table(rows);
   Json& failures = document["failures"] = Json::array();
   for (const Row& row : rows) {
     const std::string what = row.live.empty() ? "" : fault(flags, row);
@@ -395,6 +331,7 @@ int main(int argc, char** argv) {
   app.add_option("--backward", flags.backward, "backward attention cases");
   app.add_option("--fusion", flags.fusion, "fusion cases");
   app.add_option("--edges", flags.edges, "the edge cases too");
+  app.add_option("--xla", flags.xla, "what XLA's tests prove too");
   app.add_flag("--judge-only", flags.judge_only, "only the deviceless verdicts, on any machine");
   app.add_option("--only", flags.only, "cases whose name contains this");
   app.add_option("--bitwise-every", flags.bitwise_every, "compare plans on every Nth case")

@@ -113,16 +113,49 @@ void compare_bitwise(Machine& machine, const ir::Graph& graph, const Plan& live_
   }
 }
 
-void execute(Machine& machine, const ir::Graph& graph, bool bitwise, Row& row) {
+// What was judged and is refused when it is built has to be so without the device as well.
+void refused_by_build(Machine& machine, const ir::Graph& graph, const Error& refusal, Row& row) {
+  Options build;
+  build.strength = Strength::built;
+  const Stopwatch watch(row.seconds.deviceless);
+  const auto deviceless = machine.planner.probe(graph, machine.target, "cudnn", build);
+  row.deviceless = deviceless.ok() ? std::string{to_string(deviceless->decision)} : "error";
+  if (!deviceless.ok()) row.message = deviceless.error().message;
+  row.live = "unsupported";
+  row.reasons = refusal.reasons;
+  row.not_built = true;
+  row.same_reasons = true;  // each names the plan that it tried
+}
+
+// A plan of the engine that was asked for, of this very question.
+std::string foreign(const Plan& plan, const std::string& key, bool tuned) {
+  if (plan.engine != "cudnn") return fmt::format("ran on engine '{}'", plan.engine);
+  if (plan.plan_id.empty()) return "ran without a plan id";
+  return tuned || plan.key == key ? "" : "ran a plan with another key than its verdict's";
+}
+
+void execute(Machine& machine, const ir::Graph& graph, const std::string& key, bool bitwise,
+             Row& row) {
   std::optional<Plan> plan;
   {
     const Stopwatch watch(row.seconds.compile);
-    auto made = compiled(machine.cudnn, machine.live, graph, {});
+    Options options;
+    if (row.tuned) options.tuning = Tuning::quick;
+    auto made = machine.planner.compile(graph, machine.live, "cudnn", options);
+    if (!made.ok() && made.error().kind == ErrorKind::unsupported && !row.is_attention()) {
+      return refused_by_build(machine, graph, made.error(), row);
+    }
     if (!made.ok()) return failed(made.error(), row);
     plan = std::move(*made);
   }
+  row.engine = plan->engine;
   row.plan_name = plan->plan_name;
   row.plan_id = plan->plan_id;
+  row.detail = foreign(*plan, key, row.tuned);
+  if (!row.detail.empty()) {
+    row.executed = "wrong";
+    return;
+  }
   auto expected = expected_for(machine, graph, row);
   if (!expected.ok()) {
     const bool no_dump = has_stream(row.item) && expected.error().kind == ErrorKind::unsupported;
@@ -180,7 +213,7 @@ void examine(Machine& machine, bool bitwise, Row& row) {
   row.rewrites = live->rewrites;
   row.defect = live->defect;
   if (live->decision != Decision::supported || !machine.live.present()) return;
-  execute(machine, *graph, bitwise && deviceless->decision == live->decision, row);
+  execute(machine, *graph, live->key, bitwise && deviceless->decision == live->decision, row);
 }
 
 }  // namespace lawson::cases

@@ -32,6 +32,10 @@ struct Row {
   std::string message;          // of an error while judging
   bool same_plans = false;
   bool same_reasons = false;
+  bool must_run = false;   // it is one that XLA's tests prove
+  bool tuned = false;      // its plan is chosen by timing a few
+  bool not_built = false;  // accepted when judged, refused when built, with and without the device
+  std::string engine;      // of the plan that ran
   std::string plan_name;
   std::string plan_id;
   std::vector<std::string> rewrites;
@@ -49,6 +53,7 @@ struct Row {
 
   bool verdicts_differ() const { return deviceless != live && deviceless != "undecided"; }
   bool is_attention() const { return item.spec.at("kind") == "attention"; }
+  bool is_named() const { return item.name.starts_with("xla-") || item.name.starts_with("own-"); }
   bool is_backward() const { return item.spec.value("pass", "") == "backward"; }
 };
 
