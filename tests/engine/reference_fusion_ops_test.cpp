@@ -185,8 +185,11 @@ TEST(ReferenceNorm, BackwardIsTheDifferenceQuotient) {
       for (std::size_t i = 0; i < y.size(); ++i) sum += dy[i] * y[i];
       return sum;
     };
-    for (const auto& [of, gradient] :
-         std::map<std::string, std::string>{{"x", "dx"}, {"scale", "dscale"}, {"bias", "dbias"}}) {
+    const std::map<std::string, std::string> gradients{
+        {"x", "dx"}, {"scale", "dscale"}, {"bias", "dbias"}};
+    for (const auto& entry : gradients) {
+      const std::string& of = entry.first;
+      const std::string& gradient = entry.second;
       const Values at = forward.values(of);
       const Values result = backward.values(gradient);
       ASSERT_EQ(at.size(), result.size());
