@@ -98,7 +98,8 @@ std::string fault(const Flags& flags, const Row& row) {
   if (row.live == "error" || row.deviceless == "error") return "error: " + row.message;
   if (row.verdicts_differ()) return "verdicts differ";
   if (row.is_attention() && !row.same_plans) return "other list of plans";
-  if (row.live == "unsupported" && !row.same_reasons) return "other reasons";
+  // A fusion's refusal names the engines that were asked; without the device one of them cannot be.
+  if (row.live == "unsupported" && row.is_attention() && !row.same_reasons) return "other reasons";
   if (row.live == "unsupported" && (row.reasons.empty() || row.reasons.front().message.empty())) {
     return "refused without a reason";
   }
@@ -152,6 +153,9 @@ Counts count(const Flags& flags, const std::vector<Row>& rows, const std::string
     }
     if (row.deviceless == "undecided") ++c.of["undecided_without_device"];
     if (row.not_built) ++c.of["judged_and_not_built"];
+    if (row.live == "unsupported" && row.deviceless == row.live && !row.same_reasons) {
+      ++c.of["refused_in_other_words"];
+    }
     if (!row.bitwise.empty()) ++c.of["deviceless_plan: " + row.bitwise];
     if (row.executed.empty()) continue;
     ++c.engines[engine_of(row.plan_name)];
