@@ -212,18 +212,25 @@ TEST(CpuOps, BlockScaledMatmulsMeetTheOracle) {
 TEST(CpuOps, MatmulsOfFewRows) {
   Draw draw{4};
   for (const Kernels* kernels : available_kernels()) {
-    for (int i = 0; i < 40 && !testing::Test::HasFailure(); ++i) {
-      const std::int64_t m = 1 + draw.below(5);
-      const std::int64_t n = 1 + draw.below(draw.chance(20) ? 3000 : 80);
-      const std::int64_t k = draw.chance(5) ? 0 : 1 + draw.below(draw.chance(20) ? 2500 : 70);
+    for (int i = 0; i < 20 && !testing::Test::HasFailure(); ++i) {
+      const std::int64_t m = 1 + draw.below(draw.chance(50) ? 5 : 17);
+      const std::int64_t n = 1 + draw.below(draw.chance(15) ? 1500 : 40);
+      const std::int64_t k = draw.pick<std::int64_t>({0, 1, 3, 64, 71, 1024, 1025, 2500});
       const DType dtype = draw.pick({DType::f32, DType::f32, DType::bf16, DType::f64});
       const std::int64_t batch = 1 + draw.below(3);
       GraphOf g;
       const Dims a_shape{batch, m, k};
       const Dims b_shape = draw.chance(50) ? Dims{batch, k, n} : Dims{k, n};
       const auto a = g.input("a", dtype, a_shape, random_strides(draw.random, a_shape));
-      auto b = g.input("b", dtype, b_shape, random_strides(draw.random, b_shape));
-      if (draw.chance(30)) b = g.op(ir::Unary{UnaryKind::tanh}, {b});
+      Dims b_strides = random_strides(draw.random, b_shape);
+      if (draw.chance(40)) {
+        const std::size_t rank = b_shape.size();
+        b_strides = contiguous_strides(b_shape);
+        b_strides[rank - 2] = 1;
+        b_strides[rank - 1] = std::max<std::int64_t>(k, 1);
+      }
+      auto b = g.input("b", dtype, b_shape, b_strides);
+      if (draw.chance(20)) b = g.op(ir::Unary{UnaryKind::tanh}, {b});
       auto c = g.op(ir::Matmul{}, {a, b}, dtype == DType::f64 ? DType::f64 : DType::f32);
       if (draw.chance(50)) {
         c = g.op(ir::Binary{ir::BinaryKind::add}, {c, g.input("bias", DType::f32, {n})});

@@ -82,6 +82,62 @@ TEST(Program, AReshapeThatStridesCannotSayIsACopy) {
   EXPECT_EQ(program.workspace_bytes, 128);
 }
 
+// Parts are stored where the concatenation has them, also in one inside another.
+TEST(Program, ConcatenationsAreNotCopies) {
+  GraphOf g;
+  const auto a = g.input("a", DType::f32, {24, 16});
+  const auto b = g.input("b", DType::f32, {16, 16});
+  const auto x = g.input("x", DType::f32, {24, 20});
+  const auto product = g.op(ir::Unary{UnaryKind::relu}, {g.op(ir::Matmul{}, {a, b})});
+  const auto inner = g.op(ir::Concat{1, 2}, {product, g.op(ir::Unary{UnaryKind::tanh}, {x})});
+  const auto sum = g.op(ir::Reduce{ir::ReduceKind::sum, {1}, true}, {inner});
+  const Program program = program_of(g.finish({g.op(ir::Concat{1, 2}, {inner, sum})}));
+  ASSERT_EQ(program.steps.size(), 3U);
+  EXPECT_TRUE(std::holds_alternative<MatmulStep>(program.steps[0]));
+  EXPECT_TRUE(std::holds_alternative<PointwiseStep>(program.steps[1]));
+  EXPECT_TRUE(std::holds_alternative<ReduceStep>(program.steps[2]));
+  // Nothing but the packed right operand.
+  EXPECT_EQ(program.workspace_bytes, 16 * 16 * 4);
+}
+
+TEST(Program, BlockScalesAreAppliedWhilePacking) {
+  GraphOf g;
+  const auto a = g.input("a", DType::f8e4m3, {128, 64});
+  const auto b = g.input("b", DType::f8e4m3, {64, 128});
+  const auto a_scale = g.input("a_scale", DType::f8e8m0, {128, 4});
+  const auto b_scale = g.input("b_scale", DType::f8e8m0, {4, 128});
+  auto c = g.op(ir::ScaledMatmul{32, true}, {a, b, a_scale, b_scale});
+  c = g.op(ir::Unary{UnaryKind::gelu}, {c});
+  const Program program = program_of(g.finish({c}));
+  EXPECT_EQ(program.steps.size(), 1U);
+  EXPECT_EQ(program.workspace_bytes, 64 * 128 * 4);
+}
+
+TEST(Program, FewRowsNeedNoPackedOperand) {
+  for (const std::int64_t m : {1, 16, 17}) {
+    GraphOf g;
+    const auto a = g.input("a", DType::bf16, {m, 32});
+    const auto b = g.input("b", DType::bf16, {32, 48});
+    const Program program = program_of(g.finish({g.op(ir::Matmul{}, {a, b})}));
+    EXPECT_EQ(program.workspace_bytes, m > 16 ? 32 * 48 * 4 : 0);
+  }
+}
+
+TEST(Program, ANormIsAStepBetweenPointwiseOnes) {
+  GraphOf g;
+  const auto x = g.input("x", DType::bf16, {6, 5, 40});
+  const auto scale = g.input("scale", DType::f32, {40});
+  const auto y = g.op(ir::Binary{BinaryKind::add}, {x, x});
+  const auto out =
+      g.results(ir::Norm{ir::NormKind::rms, {2}}, {y, scale, ir::kNone}, {true, false, false});
+  const Program program = program_of(g.finish({g.op(ir::Unary{UnaryKind::relu}, {out[0]})}));
+  ASSERT_EQ(program.steps.size(), 3U);
+  const auto* norm = std::get_if<NormStep>(&program.steps[1]);
+  ASSERT_NE(norm, nullptr);
+  EXPECT_EQ(norm->kept, Dims{30});
+  EXPECT_EQ(norm->slice, Dims{40});
+}
+
 TEST(Program, IntermediatesShareWorkspace) {
   GraphOf g;
   auto x = g.input("x", DType::f32, {64, 64});
