@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "engine/cudnn/defects_fusion.h"
 #include "engine/cudnn/facts.h"
 
 namespace lawson::cudnn {
@@ -58,67 +59,6 @@ bool bias_repeats(const Question& question, std::size_t axis) {
   if (added == ir::kNone || !is_float(question.graph.tensor(added).dtype)) return false;
   const Dims full{facts.batch, facts.heads, facts.s_q, facts.s_kv};
   return question.graph.tensor(added).shape[axis] < full[axis];
-}
-
-// Whether a smaller operand of the op is one that it repeats.
-bool repeats_operands(const ir::Op& op) {
-  return !std::holds_alternative<ir::Reduce>(op) && !std::holds_alternative<ir::Slice>(op) &&
-         !std::holds_alternative<ir::Concat>(op) && !std::holds_alternative<ir::Norm>(op) &&
-         !std::holds_alternative<ir::NormBackward>(op);
-}
-
-// A pointwise operation that repeats an operand with at most one dim above 1.
-const ir::Node* repeats_a_vector(const ir::Graph& graph) {
-  for (const ir::Node& node : graph.nodes) {
-    if (!repeats_operands(node.op)) continue;
-    const auto out = element_count(graph.tensor(first_result(node)).shape);
-    for (const ir::TensorId id : node.inputs) {
-      if (id == ir::kNone) continue;
-      const ir::Tensor& in = graph.tensor(id);
-      if (in.shape.empty() || in.by_value || element_count(in.shape) == out) continue;
-      const auto above_one =
-          std::count_if(in.shape.begin(), in.shape.end(), [](std::int64_t dim) { return dim > 1; });
-      if (above_one <= 1) return &node;
-    }
-  }
-  return nullptr;
-}
-
-// Strides of an 8-bit input, in bytes: all multiples of 4 but the unit one.
-bool is_word_aligned(const ir::Tensor& tensor) {
-  for (std::size_t axis = 0; axis < tensor.shape.size(); ++axis) {
-    if (tensor.shape[axis] > 1 && tensor.strides[axis] > 1 && tensor.strides[axis] % 4 != 0) {
-      return false;
-    }
-  }
-  return true;
-}
-
-// A matmul with an operand that is computed inside the fusion from an 8-bit input with unaligned
-// rows.
-const ir::Node* mixes_unaligned_operand(const ir::Graph& graph) {
-  std::vector<bool> unaligned(graph.tensors.size(), false);  // made from such an input
-  for (ir::TensorId id = 0; id < graph.input_count; ++id) {
-    const ir::Tensor& tensor = graph.tensor(id);
-    unaligned[static_cast<std::size_t>(id)] =
-        bit_width(tensor.dtype) == 8 && !tensor.by_value && !is_word_aligned(tensor);
-  }
-  for (const ir::Node& node : graph.nodes) {
-    const bool any = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ir::TensorId id) {
-      return id != ir::kNone && unaligned[static_cast<std::size_t>(id)];
-    });
-    if (!any) continue;
-    if (std::holds_alternative<ir::Matmul>(node.op)) {
-      for (const ir::TensorId id : node.inputs) {
-        if (unaligned[static_cast<std::size_t>(id)] && !graph.is_input(id)) return &node;
-      }
-    } else {
-      for (const ir::TensorId id : node.outputs) {
-        if (id != ir::kNone) unaligned[static_cast<std::size_t>(id)] = true;
-      }
-    }
-  }
-  return nullptr;
 }
 
 constexpr std::array kRows{
@@ -231,6 +171,41 @@ constexpr std::array kRows{
           return q.attention == nullptr && mixes_unaligned_operand(q.graph) != nullptr;
         },
         mixes_unaligned_operand},
+    Row{0, kOpen, "products-of-two-depths", kMeasured, "in", Remedy::bar,
+        "cuDNN accepts two products side by side that sum over different numbers of elements, and "
+        "sums both over one; products of the same depth are right: fuse one, and add the other to "
+        "it",
+        [](const Question& q) {
+          return q.attention == nullptr && has_products_of_two_depths(q.graph) != nullptr;
+        },
+        has_products_of_two_depths},
+    Row{0, kOpen, "product-repeated-over-batch", kMeasured, "shape", Remedy::bar,
+        "cuDNN accepts a result with more batches than the product that it is made from, and "
+        "writes the first ones alone; repeat an operand of the product instead",
+        [](const Question& q) {
+          return q.attention == nullptr && repeats_a_product(q.graph) != nullptr;
+        },
+        repeats_a_product},
+    Row{0, kOpen, "int4-intermediate", kMeasured, "dtype", Remedy::bar,
+        "cuDNN accepts an int4 value that is made inside of a fusion, and computes others; end the "
+        "fusion with it",
+        [](const Question& q) { return q.attention == nullptr && makes_int4(q.graph) != nullptr; },
+        makes_int4},
+    Row{0, kOpen, "column-beside-its-reduction", kMeasured, "outputs", Remedy::bar,
+        "cuDNN accepts a result of one column beside a reduction of it, and writes other values "
+        "into "
+        "the column; one of the two alone is right",
+        [](const Question& q) {
+          return q.attention == nullptr && reduces_a_stored_column(q.graph) != nullptr;
+        },
+        reduces_a_stored_column},
+    Row{0, kOpen, "byte-vector-before-product", kMeasured, "dtype", Remedy::bar,
+        "cuDNN accepts a bool or 8-bit vector that is repeated in what is done to a matmul's "
+        "operand, and reads wrong elements of it; a vector of 16 or 32 bits is right",
+        [](const Question& q) {
+          return q.attention == nullptr && repeats_bytes_before_product(q.graph) != nullptr;
+        },
+        repeats_bytes_before_product},
     // Depend on the lengths' values, which no plan knows.
     Row{0, kOpen, "decode-empty-query", kMeasured, "seqlens_q", Remedy::clear_rows,
         "with seqlen_q = 1 cuDNN ignores the query lengths: the row of a sequence of length 0 is "

@@ -181,7 +181,11 @@ class CudnnEngine : public Engine {
     for (const ir::Node& node : graph.nodes) {
       if (std::holds_alternative<ir::Matmul>(node.op)) {
         for (const ir::TensorId id : node.inputs) {
-          if (graph.tensor(id).dtype == DType::f32) result.operand_roundoff = 0x1p-11;
+          // TF32; what is computed inside of a fusion is cut off, not rounded.
+          if (graph.tensor(id).dtype == DType::f32) {
+            result.operand_roundoff =
+                std::max(result.operand_roundoff, graph.is_input(id) ? 0x1p-11 : 0x1p-10);
+          }
         }
       }
       if (const auto* unary = std::get_if<ir::Unary>(&node.op); unary && uses_tanh(unary->kind)) {

@@ -442,6 +442,7 @@ class FusionValues {
         Dims3 dims{};
         LAWSON_TRY(TensorPtr tensor, memory_tensor(node, known, dims));
         LAWSON_CHECK(check_broadcast(node, id, dims, wanted));
+        LAWSON_CHECK(check_vector(node, known));
         return tensor;
       }
       case Value::Kind::computed:
@@ -455,6 +456,23 @@ class FusionValues {
         break;
     }
     return refuse("operand", node, "an operand has no value");
+  }
+
+  // Measured on an H200 with cuDNN 9.19.0: a vector is read as if its elements lay side by side,
+  // whatever its stride.
+  Status check_vector(const ir::Node& node, const Value& view) const {
+    const auto folded = folded_layout(view.layout, view.right);
+    if (!folded || !has_product_) return {};
+    const auto& [dims, strides] = *folded;
+    const bool spaced_rows = dims[1] > 1 && dims[2] == 1 && strides[1] != 1;
+    const bool spaced_columns = dims[1] == 1 && dims[2] > 1 && strides[2] != 1;
+    if (!spaced_rows && !spaced_columns) return {};
+    const ir::Tensor& source = tensor_of(view.source);
+    return refuse(
+        "strides", node,
+        fmt::format("{} {} is read as a vector whose elements are {} apart; cuDNN 9.19 "
+                    "accepts that and reads neighbours: give it a stride of 1",
+                    source.name, to_string(source.shape), spaced_rows ? strides[1] : strides[2]));
   }
 
   Status check_broadcast(const ir::Node& node, ir::TensorId id, const Dims3& dims,
