@@ -206,6 +206,14 @@ constexpr std::array kRows{
           return q.attention == nullptr && repeats_bytes_before_product(q.graph) != nullptr;
         },
         repeats_bytes_before_product},
+    Row{0, kOpen, "f32-operand-from-8-bit-float", kMeasured, "dtype", Remedy::bar,
+        "cuDNN accepts a matmul operand of f32 that is computed from an 8-bit float, and loses "
+        "some "
+        "percent of its accuracy; compute it in bf16 or f16",
+        [](const Question& q) {
+          return q.attention == nullptr && widens_bytes_to_f32(q.graph) != nullptr;
+        },
+        widens_bytes_to_f32},
     // Depend on the lengths' values, which no plan knows.
     Row{0, kOpen, "decode-empty-query", kMeasured, "seqlens_q", Remedy::clear_rows,
         "with seqlen_q = 1 cuDNN ignores the query lengths: the row of a sequence of length 0 is "

@@ -40,6 +40,12 @@ std::vector<bool> made_from(const ir::Graph& graph, const IsSource& is_source) {
   return made;
 }
 
+bool is_view(const ir::Op& op) {
+  return std::holds_alternative<ir::Reshape>(op) || std::holds_alternative<ir::Transpose>(op) ||
+         std::holds_alternative<ir::Broadcast>(op) || std::holds_alternative<ir::Slice>(op) ||
+         std::holds_alternative<ir::Concat>(op);
+}
+
 std::int64_t batches(const Dims& shape) {
   std::int64_t count = 1;
   for (std::size_t i = 0; i + 2 < shape.size(); ++i) count *= shape[i];
@@ -138,11 +144,9 @@ const ir::Node* repeats_a_product(const ir::Graph& graph) {
     if (is_product(node.op)) most = std::max(most, batches(graph.tensor(node.outputs[0]).shape));
   }
   for (const ir::Node& node : graph.nodes) {
-    const bool view = std::holds_alternative<ir::Reshape>(node.op) ||
-                      std::holds_alternative<ir::Transpose>(node.op) ||
-                      std::holds_alternative<ir::Concat>(node.op);
+    const bool moves = is_view(node.op) && !std::holds_alternative<ir::Broadcast>(node.op);
     const ir::TensorId result = first_result(node);
-    if (is_product(node.op) || view || !made[at(result)]) continue;
+    if (is_product(node.op) || moves || !made[at(result)]) continue;
     if (batches(graph.tensor(result).shape) > most) return &node;
   }
   return nullptr;
@@ -173,6 +177,25 @@ const ir::Node* reduces_a_stored_column(const ir::Graph& graph) {
   return nullptr;
 }
 
+const ir::Node* widens_bytes_to_f32(const ir::Graph& graph) {
+  std::vector<bool> bytes(graph.tensors.size(), false);  // made from a float of 8 bits
+  for (ir::TensorId id = 0; id < graph.input_count; ++id) {
+    const DType dtype = graph.tensor(id).dtype;
+    bytes[at(id)] = is_float(dtype) && bit_width(dtype) == 8;
+  }
+  for (const ir::Node& node : graph.nodes) {
+    const bool product = is_product(node.op);
+    for (const ir::TensorId id : node.inputs) {
+      if (id == ir::kNone || !bytes[at(id)]) continue;
+      if (product && graph.tensor(id).dtype == DType::f32) return &node;
+      for (const ir::TensorId result : node.outputs) {
+        if (result != ir::kNone && !product) bytes[at(result)] = true;
+      }
+    }
+  }
+  return nullptr;
+}
+
 const ir::Node* repeats_bytes_before_product(const ir::Graph& graph) {
   const auto made = made_from(graph, [](const ir::Node& node) { return is_product(node.op); });
   std::vector<bool> needed(graph.tensors.size(), false);  // by a product
@@ -187,7 +210,10 @@ const ir::Node* repeats_bytes_before_product(const ir::Graph& graph) {
   }
   for (const ir::Node& node : graph.nodes) {
     const ir::TensorId result = first_result(node);
-    if (is_product(node.op) || !needed[at(result)] || made[at(result)]) continue;
+    if (!repeats_operands(node.op) || is_view(node.op) || is_product(node.op) ||
+        !needed[at(result)] || made[at(result)]) {
+      continue;
+    }
     const Dims& whole = graph.tensor(result).shape;
     for (const ir::TensorId id : node.inputs) {
       if (id == ir::kNone || !graph.is_input(id)) continue;

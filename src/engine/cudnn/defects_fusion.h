@@ -19,6 +19,8 @@ const ir::Node* repeats_a_product(const ir::Graph& graph);
 const ir::Node* makes_int4(const ir::Graph& graph);
 // A reduction of an output that is one column.
 const ir::Node* reduces_a_stored_column(const ir::Graph& graph);
+// A matmul with an f32 operand that is computed inside the fusion from an 8-bit float.
+const ir::Node* widens_bytes_to_f32(const ir::Graph& graph);
 // An operation before a matmul that repeats an 8-bit or bool input.
 const ir::Node* repeats_bytes_before_product(const ir::Graph& graph);
 
