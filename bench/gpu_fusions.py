@@ -354,7 +354,8 @@ def contest(name, lawson, arguments, work):
     row = {"case": name, "flop": flops(name, spec), "sets": len(sets), "contestants": {}}
     contestants = {}
 
-    def enter(label, make, **facts):
+    def enter(label, make, facts=None):
+        facts = {} if facts is None else facts  # `make` adds to them
         try:
             contestants[label] = make()
             row["contestants"][label] = facts
@@ -373,7 +374,7 @@ def contest(name, lawson, arguments, work):
             captured = Captured([lambda b=b: plan.run(b) for b in bindings])
             captured.held = plan, outputs, bindings  # the graph writes to them
             return captured
-        enter(label, make, **facts)
+        enter(label, make, facts)
 
     cache = {"LAWSON_CACHE_DIR": str(work / "cache" / name), "LAWSON_CACHE": "rw"}
     try:

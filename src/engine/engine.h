@@ -24,7 +24,7 @@ std::string_view to_string(Decision decision);
 std::string_view to_string(Strength strength);
 
 // How a plan is chosen among an engine's candidates. off: the first that builds, the same every
-// time. quick: the first eight are timed on the live device. exhaustive: all that there are.
+// time. quick: the first eight are timed on the live device. exhaustive: all that are worth it.
 enum class Tuning { off, quick, exhaustive };
 std::string_view to_string(Tuning tuning);
 std::optional<Tuning> tuning_from_string(std::string_view text);
