@@ -64,6 +64,12 @@ bool needs_the_device(std::string_view plan) {
   return name == "eng2" || name.starts_with("eng2_");
 }
 
+// Nobody who does not name it gets it.
+bool is_passed_over(const Question& question, const std::string& plan) {
+  return is_wrong_epilogue(question.graph, plan) ||
+         (!question.device.present() && needs_the_device(plan));
+}
+
 bool offers(Judged& judged, const Question& question, const std::string& name) {
   Lowered* lowered = is_turned(name) ? turned_of(judged, question) : judged.lowered.get();
   std::size_t index = 0;
@@ -82,10 +88,7 @@ void find_preferred(Judged& judged, const Question& question) {
     }
   }
   for (const std::string& name : judged.plan_names) append_new(judged.preferred, name);
-  const auto wrong = [&](const std::string& name) {
-    return is_wrong_epilogue(question.graph, name) ||
-           (!question.device.present() && needs_the_device(name));
-  };
+  const auto wrong = [&](const std::string& name) { return is_passed_over(question, name); };
   judged.from_table -= static_cast<std::size_t>(std::count_if(
       judged.preferred.begin(),
       judged.preferred.begin() + static_cast<std::ptrdiff_t>(judged.from_table), wrong));
@@ -143,8 +146,7 @@ void find_all(Judged& judged, const Question& question) {
   if (!judged.all.empty()) return;
   std::vector<std::string> all;
   const auto keep = [&] {
-    std::erase_if(all,
-                  [&](const std::string& name) { return is_wrong_epilogue(question.graph, name); });
+    std::erase_if(all, [&](const std::string& name) { return is_passed_over(question, name); });
     judged.all = std::move(all);
   };
   for (const std::string& name : judged.preferred) {

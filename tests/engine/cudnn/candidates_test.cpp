@@ -77,9 +77,10 @@ TEST(Candidates, TheTablesThenTheHeuristicsThenEveryConfigThatCudnnTakes) {
     EXPECT_GT(at, last) << name;
     last = at;
   }
-  // Hopper's warp-specialised engines, which no heuristics list without a device.
+  // A warp-specialised engine of Hopper's, which no heuristics list without a device; another of
+  // them plans its grid for clusters of the device, and would be slow.
   EXPECT_GT(of_engine(list, "eng1_"), 10U);
-  EXPECT_GT(of_engine(list, "eng2_"), 10U);
+  EXPECT_EQ(of_engine(list, "eng2_"), 0U);
   EXPECT_GT(of_engine(list, "eng7_"), 20U);
   EXPECT_EQ(of_engine(heuristics, "eng1_") + of_engine(heuristics, "eng2_"), 0U);
 }
