@@ -306,10 +306,10 @@ TEST(TunedPlansEnvironment, SaysWhere) {
     return TunedPlans::environment();
   };
   const auto home = std::string{std::getenv("HOME") == nullptr ? "/" : std::getenv("HOME")};
-  EXPECT_EQ(with(nullptr, nullptr, nullptr, "/home/x")->folder, "/home/x/.cache/lawson/tuned");
-  EXPECT_EQ(with(nullptr, nullptr, "/xdg", "/home/x")->folder, "/xdg/lawson/tuned");
-  EXPECT_EQ(with(nullptr, nullptr, "relative", "/home/x")->folder, "/home/x/.cache/lawson/tuned");
-  EXPECT_EQ(with("rw", "/mine", "/xdg", "/home/x")->folder, "/mine/tuned");
+  EXPECT_EQ(with(nullptr, nullptr, nullptr, "/u")->folder, "/u/.cache/lawson/tuned");
+  EXPECT_EQ(with(nullptr, nullptr, "/xdg", "/u")->folder, "/xdg/lawson/tuned");
+  EXPECT_EQ(with(nullptr, nullptr, "relative", "/u")->folder, "/u/.cache/lawson/tuned");
+  EXPECT_EQ(with("rw", "/mine", "/xdg", "/u")->folder, "/mine/tuned");
   EXPECT_EQ(with("rw", "/mine", nullptr, nullptr)->mode, TunedPlans::Mode::rw);
   EXPECT_EQ(with("ro", "/mine", nullptr, nullptr)->mode, TunedPlans::Mode::ro);
   EXPECT_EQ(with("off", "/mine", nullptr, nullptr)->mode, TunedPlans::Mode::off);
