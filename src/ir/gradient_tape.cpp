@@ -136,7 +136,8 @@ TensorId Tape::emit(Op op, std::vector<TensorId> in, DType dtype) {
   return *id;
 }
 
-std::vector<TensorId> Tape::emit_all(Op op, std::vector<TensorId> in, std::vector<bool> results) {
+std::vector<TensorId> Tape::emit_all(Op op, std::vector<TensorId> in,
+                                     const std::vector<bool>& results) {
   std::vector<TensorId> none(results.size(), kNone);
   if (!failure_.ok()) return none;
   std::vector<Builder::ResultSpec> specs;

@@ -63,7 +63,7 @@ class Tape {
   TensorId emit(Op op, std::vector<TensorId> in) {
     return emit(std::move(op), std::move(in), dtype_);
   }
-  std::vector<TensorId> emit_all(Op op, std::vector<TensorId> in, std::vector<bool> results);
+  std::vector<TensorId> emit_all(Op op, std::vector<TensorId> in, const std::vector<bool>& results);
   TensorId constant(double number) { return emit(Constant{number}, {}); }
   TensorId convert(TensorId x, DType to);
   TensorId reshape(TensorId x, const Dims& shape);

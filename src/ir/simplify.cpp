@@ -239,7 +239,7 @@ class Pass {
     }
     LAWSON_TRY(Graph graph, std::move(builder_).finish());
     for (std::int32_t i = 0; i < old_.output_count; ++i) {
-      const auto at = static_cast<std::size_t>(old_.input_count + i);
+      const auto at = static_cast<std::size_t>(old_.input_count) + static_cast<std::size_t>(i);
       graph.tensors[at].name = old_.tensors[at].name;
     }
     return graph;

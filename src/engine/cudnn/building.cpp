@@ -318,6 +318,13 @@ Result<Built> build(Judged& judged, const Question& question,
   if (!candidate) {
     lock.lock();
     find_preferred(judged, question);
+    if (judged.preferred.empty()) {
+      return refusal({{"known_defect",
+                       "cuDNN offers cuBLASLt's plans alone, whose epilogues compute another "
+                       "activation than the graph's",
+                       ""}},
+                     "");
+    }
     LAWSON_TRY(Built built, build_first(own, judged.preferred, judged.from_table, question, stop));
     const auto table = judged.preferred.begin() + static_cast<std::ptrdiff_t>(judged.from_table);
     if (std::find(judged.preferred.begin(), table, built.name) != table) {
