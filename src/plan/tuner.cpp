@@ -186,8 +186,10 @@ class Session {
     const std::vector<std::size_t> all = usable();
     if (all.empty()) return nothing_usable();
     if (all.size() == 1) {
-      return finish(all[0],
-                    fmt::format("the only one of {} candidates that can be used", entries_.size()));
+      std::string choice =
+          fmt::format("the only one of {} candidates that can be used", entries_.size());
+      if (report_.deadline_passed) choice += "; " + deadline_text() + " before all were built";
+      return finish(all[0], std::move(choice));
     }
     if (passed()) {
       return finish(all[0],
