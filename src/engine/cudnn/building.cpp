@@ -70,8 +70,13 @@ bool is_passed_over(const Question& question, const std::string& plan) {
          (!question.device.present() && needs_the_device(plan));
 }
 
+// The judged object that a plan of this name is of; nullptr: cuDNN does not take it.
+Lowered* owner_of(Judged& judged, const Question& question, std::string_view name) {
+  return is_turned(name) ? turned_of(judged, question) : judged.lowered.get();
+}
+
 bool offers(Judged& judged, const Question& question, const std::string& name) {
-  Lowered* lowered = is_turned(name) ? turned_of(judged, question) : judged.lowered.get();
+  Lowered* const lowered = owner_of(judged, question, name);
   std::size_t index = 0;
   return lowered != nullptr && !lowered->find_plan(std::string{plain_name(name)}, index);
 }
@@ -236,14 +241,6 @@ Result<Built> build_first(const Find& find, const std::vector<std::string>& name
   std::optional<StageError> not_compiled;
   for (std::size_t i = 0; i < names.size(); ++i) {
     if (stop.stop_requested()) return error(ErrorKind::cancelled, "compiling was cancelled");
-    if (is_wrong_epilogue(graph, names[i])) {
-      return refusal({{"known_defect",
-                       fmt::format("plan {} is cuBLASLt's, whose epilogues compute another "
-                                   "activation than the graph's",
-                                   names[i]),
-                       ""}},
-                     "");
-    }
     Lowered* const lowered = find(names[i]);
     std::size_t index = 0;
     if (lowered == nullptr) {
@@ -312,9 +309,7 @@ Result<Built> build(Judged& judged, const Question& question,
   if (!judged.lowered) return Built{kNothing, {}, 0, {}};
   if (question.device.present()) LAWSON_CHECK(driver_on(question.device));
   std::unique_lock lock{judged.mutex, std::defer_lock};
-  const Find own = [&](const std::string& name) {
-    return is_turned(name) ? turned_of(judged, question) : judged.lowered.get();
-  };
+  const Find own = [&](const std::string& name) { return owner_of(judged, question, name); };
   if (!candidate) {
     lock.lock();
     find_preferred(judged, question);
@@ -331,6 +326,15 @@ Result<Built> build(Judged& judged, const Question& question,
       built.basis = judged.basis;
     }
     return built;
+  }
+  // Lists have none of these; a caller may name one.
+  if (is_wrong_epilogue(question.graph, candidate->name)) {
+    return refusal({{"known_defect",
+                     fmt::format("plan {} is cuBLASLt's, whose epilogues compute another "
+                                 "activation than the graph's",
+                                 candidate->name),
+                     ""}},
+                   "");
   }
   const std::vector<std::string> named{candidate->name};
   if (lock.try_lock()) return build_first(own, named, 0, question, stop);
