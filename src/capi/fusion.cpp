@@ -166,22 +166,6 @@ std::vector<Reason> reasons_of(const Error& error) {
   return {{lawson::to_string(error.kind), error.message, ""}};
 }
 
-// "gelu 'y' (mlp.cpp:12)" where the reason is about an op.
-std::string op_of(const ir::Graph& graph, const Reason& reason) {
-  if (!reason.field.starts_with("ops[")) return {};
-  const auto index = static_cast<std::size_t>(std::strtoul(reason.field.c_str() + 4, nullptr, 10));
-  if (index >= graph.nodes.size()) return {};
-  const ir::Node& node = graph.nodes[index];
-  std::string text = ir::op_name(node.op);
-  for (const ir::TensorId id : node.outputs) {
-    if (id == ir::kNone) continue;
-    text += fmt::format(" '{}'", graph.tensor(id).name);
-    break;
-  }
-  if (!node.source.empty()) text += fmt::format(" ({})", node.source);
-  return text;
-}
-
 // Which ops there are and where, for reasons that are about all of them.
 std::string places(const ir::Graph& graph) {
   std::vector<std::string> list;
@@ -227,10 +211,7 @@ Error refusal(const ir::Graph& asked, const Request& request, const Attempt& att
       fmt::format("fusion '{}' does not fuse on '{}' with engine '{}':", asked.name, device.name,
                   attempt.engine);
   for (const Reason& reason : reasons_of(attempt.why)) {
-    const std::string op = op_of(graph, reason);
-    const bool named = op.empty() || reason.message.find(op) != std::string::npos;
-    message += named ? fmt::format("\n  {}", reason.message)
-                     : fmt::format("\n  {}: {}", op, reason.message);
+    message += fmt::format("\n  {}", reason.message);
   }
   if (const std::string where = places(graph); !where.empty()) message += "\n  ops: " + where;
   const std::string nearest = nearest_form(asked, device, attempt.engine, request.options, planner);
