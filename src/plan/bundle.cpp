@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <set>
 #include <utility>
@@ -210,6 +211,13 @@ Result<Plan> Bundle::plan(std::size_t index) const {
     return defect(fmt::format("plan {} is another one than its index says", index));
   }
   return plan;
+}
+
+std::optional<std::size_t> Bundle::find(std::string_view key) const {
+  const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                  [&](const BundleEntry& entry) { return entry.key == key; });
+  if (found == entries_.end()) return std::nullopt;
+  return static_cast<std::size_t>(found - entries_.begin());
 }
 
 }  // namespace lawson::plan

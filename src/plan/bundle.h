@@ -7,8 +7,10 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "engine/engine.h"
@@ -41,6 +43,8 @@ class Bundle {
 
   const std::vector<BundleEntry>& entries() const { return entries_; }
   Result<Plan> plan(std::size_t index) const;
+  // Of the first plan with this key.
+  std::optional<std::size_t> find(std::string_view key) const;
 
  private:
   Bundle(std::string path, int file) : path_{std::move(path)}, file_{file} {}
