@@ -3,9 +3,6 @@ file(GLOB lawson_nvtx_places ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-package
 find_path(LAWSON_NVTX_INCLUDE nvtx3/nvToolsExt.h NO_DEFAULT_PATH
   PATHS ${LAWSON_KIT}/include ${lawson_nvtx_places} $ENV{CUDA_HOME}/include $ENV{CUDA_PATH}/include
     /usr/local/cuda/include /usr/include)
-if(LAWSON_NVTX_INCLUDE)
-  set(lawson_has_nvtx TRUE)
-else()
-  set(lawson_has_nvtx FALSE)
+if(NOT LAWSON_NVTX_INCLUDE)
   message(STATUS "Without NVTX ranges: nvtx3/nvToolsExt.h is not here (it comes with the CUDA toolkit)")
 endif()

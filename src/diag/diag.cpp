@@ -110,6 +110,24 @@ std::string_view to_string(Stage stage) {
   return "unknown";
 }
 
+namespace {
+
+constinit thread_local const About* innermost = nullptr;
+
+}  // namespace
+
+About::About(const Subject& subject) noexcept : subject_{subject}, outer_{innermost} {
+  innermost = this;
+}
+
+About::~About() {
+  innermost = outer_;
+}
+
+Subject About::current() noexcept {
+  return innermost == nullptr ? Subject{} : innermost->subject_;
+}
+
 namespace detail {
 
 constinit std::atomic<unsigned> listeners{kUnknown};

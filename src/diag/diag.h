@@ -66,12 +66,32 @@ inline void record(Event event, const Subject& subject) noexcept {
   if (detail::listeners.load(std::memory_order_relaxed) != 0) detail::tell(event, subject);
 }
 
+// What this thread is about from here on until the object's end: for those below who have no key.
+class About {
+ public:
+  explicit About(const Subject& subject) noexcept;
+  ~About();
+  About(const About&) = delete;
+  About& operator=(const About&) = delete;
+
+  static Subject current() noexcept;  // all empty where there is none
+
+ private:
+  Subject subject_;
+  const About* outer_;
+};
+
+inline void record(Event event) noexcept {
+  record(event, About::current());
+}
+
 // Something that takes time, from construction to destruction, on one thread. A stage's time is
 // counted always; a name's is told to a trace or profiler only.
 class Span {
  public:
-  Span(Stage stage, const Subject& subject) noexcept;
-  Span(std::string_view name, const Subject& subject) noexcept : name_{name}, subject_{subject} {
+  explicit Span(Stage stage, const Subject& subject = About::current()) noexcept;
+  explicit Span(std::string_view name, const Subject& subject = About::current()) noexcept
+      : name_{name}, subject_{subject} {
     if (detail::listeners.load(std::memory_order_relaxed) != 0) begin();
   }
   ~Span() {

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include "diag/diag.h"
 #include "engine/cudnn/control.h"
 #include "engine/cudnn/defects.h"
 #include "engine/cudnn/facts.h"
@@ -84,6 +85,7 @@ Result<Attempt> ask(const Lower& lower, const ir::Graph& graph, const Device& de
     return against(lowered.error().reasons);
   }
   LAWSON_TRY(const Handle handle, handle_for(device));
+  diag::record(diag::Event::create_graph);
   const Failure failure = (*lowered)->judge(handle.get());
   if (!failure) return Attempt{std::move(lowered).value(), lower, std::nullopt};
   const Fault fault = classify(*failure, !device.present());
