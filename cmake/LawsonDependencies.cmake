@@ -1,9 +1,10 @@
-# Header-only and test dependencies: from Debian's packages, or from a kit folder
+# Headers, zstd and what the tests need: from Debian's packages, or from a kit folder
 # (scripts/gpu-kit) on machines that have no package registry.
 find_package(Threads REQUIRED)
 add_library(lawson_deps INTERFACE)
 if(LAWSON_KIT)
   target_include_directories(lawson_deps SYSTEM INTERFACE ${LAWSON_KIT}/include)
+  set(ZSTD_LIBRARY ${LAWSON_KIT}/lib/libzstd.a)
   if(LAWSON_TESTS)
     set(INSTALL_GTEST OFF)
     add_subdirectory(${LAWSON_KIT}/googletest ${CMAKE_BINARY_DIR}/googletest EXCLUDE_FROM_ALL)
@@ -16,15 +17,20 @@ else()
   find_package(nlohmann_json 3.11 REQUIRED)
   find_package(fmt 9 REQUIRED)
   find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED)
+  find_path(ZSTD_INCLUDE_DIR zstd.h REQUIRED)
+  # The static one is not compiled for shared libraries; it links into liblawson.so because the
+  # version script makes its symbols local.
+  find_library(ZSTD_LIBRARY NAMES libzstd.a zstd REQUIRED)
   find_path(CLI11_INCLUDE_DIR CLI/CLI.hpp REQUIRED)
   target_include_directories(lawson_deps SYSTEM INTERFACE
-    ${XXHASH_INCLUDE_DIR} ${CLI11_INCLUDE_DIR}
+    ${XXHASH_INCLUDE_DIR} ${ZSTD_INCLUDE_DIR} ${CLI11_INCLUDE_DIR}
     $<TARGET_PROPERTY:nlohmann_json::nlohmann_json,INTERFACE_INCLUDE_DIRECTORIES>
     $<TARGET_PROPERTY:fmt::fmt-header-only,INTERFACE_INCLUDE_DIRECTORIES>)
   if(LAWSON_TESTS)
     find_package(GTest REQUIRED)
   endif()
 endif()
+target_link_libraries(lawson_deps INTERFACE ${ZSTD_LIBRARY})
 if(LAWSON_CUDNN)
   include(LawsonCudnn)
 endif()

@@ -41,7 +41,7 @@ void lawson_bundle_destroy(lawson_bundle* bundle) {
 }
 
 size_t lawson_bundle_size(const lawson_bundle* bundle) {
-  return bundle == nullptr ? 0 : bundle->bundle.entries().size();
+  return bundle == nullptr ? 0 : bundle->bundle.size();
 }
 
 lawson_status lawson_bundle_plan(const lawson_bundle* bundle, size_t index, lawson_plan** plan) {

@@ -5,119 +5,35 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
-#include <set>
 #include <utility>
 
+#include "base/compress.h"
 #include "base/hash.h"
 #include "plan/atomic_file.h"
+#include "plan/bundle_format.h"
 
 namespace lawson::plan {
 namespace {
 
-constexpr std::string_view kMagic = "LAWSONB1";
-constexpr std::uint64_t kVersion = 1;
-constexpr std::size_t kVersionBytes = 4;
-constexpr std::size_t kSizeBytes = 8;
-constexpr std::size_t kPrefixBytes = kMagic.size() + kVersionBytes + kSizeBytes;
-constexpr std::size_t kHashBytes = 32;
-constexpr std::uint64_t kMaxIndexBytes = std::uint64_t{64} << 20;
-constexpr std::uint64_t kMaxPlanBytes = std::uint64_t{1} << 30;
+using namespace bundle_format;
 
-void append_number(std::string& out, std::uint64_t value, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes; ++i) out += static_cast<char>((value >> (8 * i)) & 0xFF);
-}
-
-std::uint64_t number_at(std::string_view text, std::size_t at, std::size_t bytes) {
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < bytes; ++i) {
-    value |= std::uint64_t{static_cast<unsigned char>(text[at + i])} << (8 * i);
-  }
-  return value;
-}
-
-// Reads exactly `bytes` at `offset`; a file that is shorter gives what there is.
-Result<std::string> read_at(int file, std::uint64_t offset, std::size_t bytes,
+// What there is of `bytes` at `offset`.
+Result<std::size_t> read_at(int file, std::uint64_t offset, char* data, std::size_t bytes,
                             const std::string& path) {
-  std::string text(bytes, '\0');
   std::size_t have = 0;
   while (have < bytes) {
-    const ssize_t got =
-        ::pread(file, text.data() + have, bytes - have, static_cast<off_t>(offset + have));
+    const ssize_t got = ::pread(file, data + have, bytes - have, static_cast<off_t>(offset + have));
     if (got < 0 && errno == EINTR) continue;
     if (got < 0) return io_error(path, "cannot be read", errno);
     if (got == 0) break;
     have += static_cast<std::size_t>(got);
   }
-  text.resize(have);
-  return text;
-}
-
-// A rename would replace a device file such as /dev/null.
-Status check_target(const std::string& path) {
-  struct stat info {};
-  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
-    return invalid("{}: cannot be replaced by a bundle: it is not a regular file", path);
-  }
-  return {};
-}
-
-Json entry_to_json(const BundleEntry& entry) {
-  return {{"key", entry.key},          {"plan_id", entry.plan_id}, {"target", entry.target},
-          {"engine", entry.engine},    {"offset", entry.offset},   {"size", entry.size},
-          {"checksum", entry.checksum}};
-}
-
-BundleEntry entry_from_json(const Json& document) {
-  BundleEntry entry;
-  entry.key = document.at("key").get<std::string>();
-  entry.plan_id = document.at("plan_id").get<std::string>();
-  entry.target = document.at("target").get<std::string>();
-  entry.engine = document.at("engine").get<std::string>();
-  entry.offset = document.at("offset").get<std::uint64_t>();
-  entry.size = document.at("size").get<std::uint64_t>();
-  entry.checksum = document.at("checksum").get<std::string>();
-  return entry;
+  return have;
 }
 
 }  // namespace
-
-Status write_bundle(const std::string& path, std::span<const Plan* const> plans) {
-  LAWSON_CHECK(check_target(path));
-  std::vector<BundleEntry> entries;
-  std::vector<std::vector<std::byte>> blobs;
-  std::set<std::string> ids;
-  std::uint64_t offset = 0;
-  for (const Plan* plan : plans) {
-    if (!ids.insert(plan->plan_id).second) continue;
-    blobs.push_back(plan_to_bytes(*plan));
-    const std::vector<std::byte>& blob = blobs.back();
-    const std::string_view text{reinterpret_cast<const char*>(blob.data()), blob.size()};
-    if (blob.size() > kMaxPlanBytes) {
-      return invalid("{}: plan {} has {} bytes; at most {} are allowed", path, plan->plan_id,
-                     blob.size(), kMaxPlanBytes);
-    }
-    entries.push_back({plan->key, plan->plan_id, plan->target, plan->engine, offset, blob.size(),
-                       hash_hex(text)});
-    offset += blob.size();
-  }
-
-  Json index = Json::array();
-  for (const BundleEntry& entry : entries) index.push_back(entry_to_json(entry));
-  std::string head{kMagic};
-  const std::vector<std::uint8_t> cbor = Json::to_cbor(index);
-  append_number(head, kVersion, kVersionBytes);
-  append_number(head, cbor.size(), kSizeBytes);
-  head.append(reinterpret_cast<const char*>(cbor.data()), cbor.size());
-  head += hash_hex(head);
-
-  AtomicFile file(path, 0666);
-  LAWSON_CHECK(file.write(head));
-  for (const auto& blob : blobs) {
-    LAWSON_CHECK(file.write({reinterpret_cast<const char*>(blob.data()), blob.size()}));
-  }
-  return file.publish();
-}
 
 Result<Bundle> Bundle::open(const std::string& path) {
   // O_NONBLOCK: a pipe by that name must not make us wait for a writer.
@@ -131,7 +47,9 @@ Result<Bundle> Bundle::open(const std::string& path) {
 Bundle::Bundle(Bundle&& other) noexcept
     : path_{std::move(other.path_)},
       file_{std::exchange(other.file_, -1)},
-      entries_{std::move(other.entries_)} {}
+      records_{std::move(other.records_)},
+      count_{std::exchange(other.count_, 0)},
+      origins_{std::move(other.origins_)} {}
 
 Bundle::~Bundle() {
   if (file_ >= 0) ::close(file_);
@@ -147,77 +65,156 @@ Status Bundle::read_index() {
   if (!S_ISREG(info.st_mode)) return defect("it is not a regular file");
   const auto file_size = static_cast<std::uint64_t>(info.st_size);
 
-  LAWSON_TRY(std::string head, read_at(file_, 0, kPrefixBytes, path_));
-  if (head.size() < kPrefixBytes) return defect("shorter than the smallest bundle");
-  if (!head.starts_with(kMagic)) return defect("it does not start with a bundle's magic bytes");
-  const std::uint64_t version = number_at(head, kMagic.size(), kVersionBytes);
-  if (version != kVersion) {
-    return defect(fmt::format("its version is {}; this library reads {}", version, kVersion));
+  std::string head(kHeaderBytes, '\0');
+  LAWSON_TRY(const std::size_t have, read_at(file_, 0, head.data(), head.size(), path_));
+  const std::string_view text = std::string_view{head}.substr(0, have);
+  const std::size_t version_at = kMagic.size() - 1;
+  if (text.size() > version_at && text.starts_with(kMagic.substr(0, version_at)) &&
+      text[version_at] != kMagic[version_at] &&
+      std::isdigit(static_cast<unsigned char>(text[version_at])) != 0) {
+    return defect(fmt::format("it has format {}; this library reads {}: compile it again",
+                              text[version_at], kMagic[version_at]));
   }
-  const std::uint64_t index_size = number_at(head, kMagic.size() + kVersionBytes, kSizeBytes);
-  if (index_size > kMaxIndexBytes) {
-    return defect(
-        fmt::format("its index has {} bytes; at most {} are allowed", index_size, kMaxIndexBytes));
+  if (!text.starts_with(kMagic.substr(0, text.size()))) {
+    return defect("it does not start with a bundle's magic bytes");
   }
-  const std::size_t rest = static_cast<std::size_t>(index_size) + kHashBytes;
-  LAWSON_TRY(const std::string tail, read_at(file_, kPrefixBytes, rest, path_));
-  if (tail.size() < rest) return defect("truncated within its index");
-  head += tail;
-  const std::string_view content = std::string_view{head}.substr(0, head.size() - kHashBytes);
-  if (hash_hex(content) != std::string_view{head}.substr(content.size())) {
-    return defect("the checksum of its index does not match");
+  if (text.size() < kHeaderBytes) return defect("shorter than the smallest bundle");
+
+  const std::uint64_t said_size = number_at(head, kMagic.size(), 8);
+  const std::uint64_t count = number_at(head, kMagic.size() + 8, 8);
+  const std::uint64_t origin_bytes = number_at(head, kMagic.size() + 16, 8);
+  if (count > kMaxPlans || origin_bytes > kMaxOriginBytes) {
+    return defect(fmt::format("{} plans and {} bytes of origins; at most {} and {} are allowed",
+                              count, origin_bytes, kMaxPlans, kMaxOriginBytes));
+  }
+  const std::uint64_t index_bytes = count * kRecordBytes + origin_bytes;
+  if (said_size != file_size || kHeaderBytes + index_bytes > file_size) {
+    return defect(fmt::format("it has {} bytes; its header speaks of {}, {} of them its index",
+                              file_size, said_size, kHeaderBytes + index_bytes));
   }
 
-  const auto index = parse_cbor(content.substr(kPrefixBytes));
-  if (!index.ok()) return defect(index.error().message);
-  if (!index->is_array()) return defect("its index is not a list");
+  std::string hashed = head.substr(0, kHashedBytes);
+  hashed.resize(kHashedBytes + index_bytes);
+  LAWSON_TRY(const std::size_t index_have,
+             read_at(file_, kHeaderBytes, hashed.data() + kHashedBytes, index_bytes, path_));
+  if (index_have < index_bytes) return defect("truncated within its index");
+  if (hash_hex(hashed) != std::string_view{head}.substr(kHashedBytes)) {
+    return defect("the checksum of its index does not match");
+  }
+  const std::string_view index = std::string_view{hashed}.substr(kHashedBytes);
+  const std::string_view records = index.substr(0, count * kRecordBytes);
+  records_.assign(records.begin(), records.end());
+  count_ = static_cast<std::size_t>(count);
+  LAWSON_CHECK(read_origins(index.substr(records.size())));
+  return check_entries(kHeaderBytes + index_bytes, file_size);
+}
+
+Status Bundle::read_origins(std::string_view cbor) {
+  const auto list = parse_cbor(cbor);
+  if (!list.ok()) return defect(list.error().message);
+  if (!list->is_array()) return defect("its origins are not a list");
   try {
-    for (const Json& item : *index) entries_.push_back(entry_from_json(item));
+    for (const Json& fields : *list) {
+      if (!fields.is_array() || fields.size() != 4) return defect("an origin is not four words");
+      BundleOrigin origin;
+      std::string* const words[] = {&origin.target, &origin.engine, &origin.engine_version,
+                                    &origin.device_fingerprint};
+      for (std::size_t i = 0; i < fields.size(); ++i) {
+        *words[i] = fields[i].get<std::string>();
+        if (has_control(*words[i])) return defect("an origin has a control character");
+      }
+      origins_.push_back(std::move(origin));
+    }
   } catch (const Json::exception& e) {
     return defect(e.what());
-  }
-  // One plan after another from the end of the index to the end of the file, nothing else.
-  std::uint64_t expected = 0;
-  for (std::size_t i = 0; i < entries_.size(); ++i) {
-    BundleEntry& entry = entries_[i];
-    if (entry.offset != expected || entry.size > kMaxPlanBytes) {
-      return defect(
-          fmt::format("plan {} is said to be {} bytes at {}", i, entry.size, entry.offset));
-    }
-    expected += entry.size;
-    entry.offset += head.size();
-  }
-  if (head.size() + expected != file_size) {
-    return defect(
-        fmt::format("it has {} bytes; its index speaks of {}", file_size, head.size() + expected));
   }
   return {};
 }
 
-Result<Plan> Bundle::plan(std::size_t index) const {
-  if (index >= entries_.size()) {
-    return invalid("{}: plan {} of {} does not exist", path_, index, entries_.size());
+// By key, and one plan after another from the end of the index to the end of the file.
+Status Bundle::check_entries(std::uint64_t content_begin, std::uint64_t file_size) const {
+  std::uint64_t expected = content_begin;
+  std::string_view last_key;
+  for (std::size_t i = 0; i < count_; ++i) {
+    const std::string_view record{records_.data() + i * kRecordBytes, kRecordBytes};
+    const std::string_view key = record.substr(kKeyAt, kHashBytes);
+    if (!is_hash(key) || !is_hash(record.substr(kPlanIdAt, kHashBytes))) {
+      return defect(fmt::format("plan {} has no key, or no plan id", i));
+    }
+    if (key < last_key) return defect(fmt::format("plan {} is not in its place by key", i));
+    last_key = key;
+    if (number_at(record, kOriginAt, 4) >= origins_.size() || number_at(record, kZeroAt, 4) != 0) {
+      return defect(fmt::format("plan {} is of an origin that is not there", i));
+    }
+    const std::uint64_t offset = number_at(record, kOffsetAt, 8);
+    const std::uint64_t stored = number_at(record, kStoredAt, 8);
+    const std::uint64_t size = number_at(record, kSizeAt, 8);
+    if (offset != expected || stored > file_size - offset || size > kMaxPlanBytes) {
+      return defect(
+          fmt::format("plan {} is said to be {} bytes, {} of them at {}", i, size, stored, offset));
+    }
+    expected += stored;
   }
-  const BundleEntry& entry = entries_[index];
-  LAWSON_TRY(const std::string text,
-             read_at(file_, entry.offset, static_cast<std::size_t>(entry.size), path_));
-  if (text.size() < entry.size) return defect(fmt::format("truncated within plan {}", index));
-  if (hash_hex(text) != entry.checksum) {
-    return defect(fmt::format("the checksum of plan {} does not match", index));
+  if (expected != file_size) {
+    return defect(fmt::format("it has {} bytes; its index speaks of {}", file_size, expected));
   }
-  auto plan = plan_from_bytes(std::as_bytes(std::span{text}));
-  if (!plan.ok()) return defect(fmt::format("plan {}: {}", index, plan.error().message));
-  if (plan->key != entry.key || plan->plan_id != entry.plan_id) {
-    return defect(fmt::format("plan {} is another one than its index says", index));
-  }
-  return plan;
+  return {};
+}
+
+BundleEntry Bundle::entry(std::size_t index) const {
+  const std::string_view record{records_.data() + index * kRecordBytes, kRecordBytes};
+  BundleEntry entry;
+  entry.key = record.substr(kKeyAt, kHashBytes);
+  entry.plan_id = record.substr(kPlanIdAt, kHashBytes);
+  entry.checksum = record.substr(kChecksumAt, kHashBytes);
+  entry.origin = &origins_[static_cast<std::size_t>(number_at(record, kOriginAt, 4))];
+  entry.offset = number_at(record, kOffsetAt, 8);
+  entry.stored_bytes = number_at(record, kStoredAt, 8);
+  entry.bytes = number_at(record, kSizeAt, 8);
+  return entry;
 }
 
 std::optional<std::size_t> Bundle::find(std::string_view key) const {
-  const auto found = std::find_if(entries_.begin(), entries_.end(),
-                                  [&](const BundleEntry& entry) { return entry.key == key; });
-  if (found == entries_.end()) return std::nullopt;
-  return static_cast<std::size_t>(found - entries_.begin());
+  std::size_t low = 0;
+  std::size_t high = count_;
+  while (low < high) {
+    const std::size_t middle = low + (high - low) / 2;
+    if (entry(middle).key < key) {
+      low = middle + 1;
+    } else {
+      high = middle;
+    }
+  }
+  if (low == count_ || entry(low).key != key) return std::nullopt;
+  return low;
+}
+
+Result<std::string> Bundle::stored(std::size_t index) const {
+  if (index >= count_) return invalid("{}: plan {} of {} does not exist", path_, index, count_);
+  const BundleEntry entry = this->entry(index);
+  std::string bytes(static_cast<std::size_t>(entry.stored_bytes), '\0');
+  LAWSON_TRY(const std::size_t have,
+             read_at(file_, entry.offset, bytes.data(), bytes.size(), path_));
+  if (have < bytes.size()) return defect(fmt::format("truncated within plan {}", index));
+  if (hash_hex(bytes) != entry.checksum) {
+    return defect(fmt::format("the checksum of plan {} does not match", index));
+  }
+  return bytes;
+}
+
+Result<Plan> Bundle::plan(std::size_t index) const {
+  LAWSON_TRY(const std::string frame, stored(index));
+  const BundleEntry entry = this->entry(index);
+  const auto bytes = decompress(frame, static_cast<std::size_t>(entry.bytes));
+  if (!bytes.ok()) return defect(fmt::format("plan {}: {}", index, bytes.error().message));
+  auto plan = plan_from_bytes(std::as_bytes(std::span{*bytes}));
+  if (!plan.ok()) return defect(fmt::format("plan {}: {}", index, plan.error().message));
+  const BundleOrigin origin{plan->target, plan->engine, plan->engine_version,
+                            plan->device_fingerprint};
+  if (plan->key != entry.key || plan->plan_id != entry.plan_id || origin != *entry.origin) {
+    return defect(fmt::format("plan {} is another one than its index says", index));
+  }
+  return plan;
 }
 
 }  // namespace lawson::plan

@@ -1,5 +1,7 @@
 #include "plan/layers.h"
 
+#include <fmt/ranges.h>
+
 #include <algorithm>
 #include <filesystem>
 #include <system_error>
@@ -88,16 +90,37 @@ void Layers::tell(const Layer& layer, std::string_view what) const {
   if (warn_ && !layer.told.exchange(true)) warn_(fmt::format("LAWSON_BUNDLE_PATH: {}", what));
 }
 
+// A bundle with plans for the asker's engine that are all for something else was meant to be used,
+// and is not.
+void Layers::tell_if_foreign(const Layer& layer, const Asker& asker) const {
+  std::vector<std::string> others;
+  for (const BundleOrigin& origin : layer.bundle.origins()) {
+    if (origin.engine != asker.engine) continue;
+    if (origin.engine_version == asker.engine_version &&
+        origin.device_fingerprint == asker.device_fingerprint) {
+      return;
+    }
+    others.push_back(
+        fmt::format("{} {} on {}", origin.engine, origin.engine_version, origin.target));
+  }
+  if (others.empty()) return;
+  tell(layer,
+       fmt::format("{}: its plans are for {}; here is {} {} on {}: it is skipped", layer.path,
+                   fmt::join(others, ", "), asker.engine, asker.engine_version, asker.device));
+}
+
 std::optional<Plan> Layers::plan(std::string_view key) {
   return plan(key, {});
 }
 
 std::optional<Plan> Layers::plan(std::string_view key, const Asker& asker) {
-  static_cast<void>(asker);  // the index of today's bundles names no build
   if (path_list_.empty()) return std::nullopt;
   for (const auto& layer : opened().layers) {
     const auto index = layer->bundle.find(key);
-    if (!index) continue;
+    if (!index) {
+      tell_if_foreign(*layer, asker);
+      continue;
+    }
     auto plan = layer->bundle.plan(*index);
     if (plan.ok()) return std::move(plan).value();
     tell(*layer, plan.error().message);

@@ -42,6 +42,7 @@ class Layers {
   struct Layer;
   struct Opened;
   const Opened& opened();
+  void tell_if_foreign(const Layer& layer, const Asker& asker) const;
   void tell(const Layer& layer, std::string_view what) const;
 
   std::string path_list_;
