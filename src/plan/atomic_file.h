@@ -2,6 +2,7 @@
 // whole new one.
 #pragma once
 
+#include <fcntl.h>
 #include <sys/types.h>
 
 #include <string>
@@ -16,8 +17,9 @@ Error io_error(const std::string& path, std::string_view what, int code);
 
 class AtomicFile {
  public:
-  // `mode` as open(2)'s; errors are the next call's.
-  AtomicFile(std::string target, mode_t mode);
+  // `mode` as open(2)'s; errors are the next call's. With `folder`, an open one that outlives this,
+  // `target` is a name in it.
+  AtomicFile(std::string target, mode_t mode, int folder = AT_FDCWD);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -25,9 +27,15 @@ class AtomicFile {
   Status write(std::string_view bytes);
   Status publish();  // on the disk, under the target's name
 
+  // Is this the name of such a file? A process that was killed leaves it.
+  static bool is_temporary(std::string_view name);
+
  private:
+  void sync_folder() const;
+
   std::string target_;
   std::string path_;
+  int folder_;
   int file_ = -1;
   int failure_ = 0;
   bool renamed_ = false;

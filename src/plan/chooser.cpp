@@ -43,9 +43,14 @@ void add_untried(TuningReport& report, const TuningReport& earlier) {
 
 }  // namespace
 
-Chooser::Chooser(Result<TunedPlans::Config> config, TunerConfig tuner)
-    : environment_{config.ok() ? Status{} : Status{config.error()}},
-      stored_{config.ok() ? std::move(config).value() : TunedPlans::Config{}},
+Chooser::Chooser(const Result<Store::Config>& config, TunerConfig tuner)
+    : Chooser{config.ok() ? Result<std::shared_ptr<Store>>{std::make_shared<Store>(*config)}
+                          : Result<std::shared_ptr<Store>>{config.error()},
+              tuner} {}
+
+Chooser::Chooser(Result<std::shared_ptr<Store>> store, TunerConfig tuner)
+    : environment_{store.ok() ? Status{} : Status{store.error()}},
+      stored_{store.ok() ? std::move(store).value() : std::make_shared<Store>(Store::Config{})},
       tuner_{tuner} {}
 
 Result<Tuned> Chooser::choose(const ir::Graph& graph, const Device& device, const Options& options,
@@ -108,7 +113,7 @@ Result<Tuned> Chooser::find_or_tune(const TunedPlans::Question& question, const 
     if (!retune) {
       const auto loaded = engines.engine.load(found->plan, question.device);
       if (loaded.ok()) return std::move(*found);
-      stored_.warn(question, loaded.error().message);
+      stored_.reject(question, loaded.error().message);
     } else {
       auto again = tuner.tune_again(question.graph, question.device, question.options,
                                     std::move(found->built), waited_ms);
@@ -117,7 +122,7 @@ Result<Tuned> Chooser::find_or_tune(const TunedPlans::Question& question, const 
         keep(*again);
         return again;
       }
-      stored_.warn(question, again.error().message);
+      stored_.reject(question, again.error().message);
     }
   }
   LAWSON_TRY(Tuned tuned, tuner.tune(question.graph, question.device, question.options, waited_ms));

@@ -17,7 +17,9 @@ namespace lawson::plan {
 
 class Chooser {
  public:
-  Chooser(Result<TunedPlans::Config> config, TunerConfig tuner);
+  explicit Chooser(const Result<Store::Config>& config, TunerConfig tuner);
+  // The error, if any, is that of whoever asks for tuning.
+  Chooser(Result<std::shared_ptr<Store>> store, TunerConfig tuner);
 
   struct Engines {
     Engine& engine;

@@ -1,37 +1,31 @@
-// Choices that were tuned, on the disk: one file for each question with the report, the chosen plan
-// and the other candidates that were built.
-//   "LAWSONT1" | CBOR {"id", "report", "chosen", "plans"} | XXH3-128 of all before (32 hex)
-// The disk is never trusted: a file that is damaged, of another question, device or engine build,
-// or of another user, is one warning, and as if it were not there.
+// Choices that were tuned, in the store: for each question the report, the chosen plan and the
+// other candidates that were built, as CBOR {"report", "chosen", "plans"}. What is of another
+// question, device or engine build is one warning, and as if it were not there.
 #pragma once
 
-#include <functional>
-#include <mutex>
+#include <memory>
 #include <optional>
-#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "engine/engine.h"
+#include "plan/store.h"
 #include "plan/tuner.h"
 
 namespace lawson::plan {
 
+// The content of such an entry. INVALID_ARGUMENT or INTERNAL says what is wrong with it.
+std::string tuned_to_bytes(const Tuned& tuned);
+Result<Tuned> tuned_from_bytes(std::string_view bytes);
+
 class TunedPlans {
  public:
-  enum class Mode { off, ro, rw };
-  struct Config {
-    Mode mode = Mode::off;
-    std::string folder;  // of the files; created with its parents for this user only
-    std::function<void(std::string_view)> warn;  // empty: to standard error
-  };
-  // LAWSON_CACHE (off, ro, rw; rw without it) and LAWSON_CACHE_DIR (without it
-  // $XDG_CACHE_HOME/lawson, ~/.cache/lawson; without a home: off). INVALID_ARGUMENT for any other
-  // LAWSON_CACHE.
-  static Result<Config> environment();
+  using Mode = Store::Mode;
+  using Config = Store::Config;
+  static Result<Config> environment() { return Store::environment(); }
 
-  explicit TunedPlans(Config config) : config_{std::move(config)} {}
+  explicit TunedPlans(std::shared_ptr<Store> store) : store_{std::move(store)} {}
 
   struct Question {
     const ir::Graph& graph;
@@ -47,17 +41,11 @@ class TunedPlans {
   std::optional<Tuned> find(const Question& question);
   void keep(const Question& question, const Tuned& tuned);
 
-  // Once for each file and process.
-  void warn(const Question& question, std::string_view what);
+  // What was found is of no use after all.
+  void reject(const Question& question, std::string_view why);
 
  private:
-  std::string path_of(const Question& question) const;
-  Result<std::optional<Tuned>> read(const Question& question) const;
-  Status write(const Question& question, const Tuned& tuned) const;
-
-  Config config_;
-  std::mutex mutex_;
-  std::set<std::string> warned_;
+  std::shared_ptr<Store> store_;
 };
 
 }  // namespace lawson::plan

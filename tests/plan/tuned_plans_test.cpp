@@ -34,8 +34,8 @@ class TunedPlansTest : public testing::Test {
   std::unique_ptr<Planner> planner(TunedPlans::Mode mode = TunedPlans::Mode::rw) {
     PlannerConfig config;
     config.engines = {engine_, make_reference_engine()};
-    config.tuned_plans =
-        TunedPlans::Config{mode, (root_ / "cache" / "tuned").string(),
+    config.store =
+        TunedPlans::Config{mode, (root_ / "cache" / "store").string(),
                            [this](std::string_view text) { warnings_.emplace_back(text); }};
     return std::make_unique<Planner>(std::move(config));
   }
@@ -306,10 +306,10 @@ TEST(TunedPlansEnvironment, SaysWhere) {
     return TunedPlans::environment();
   };
   const auto home = std::string{std::getenv("HOME") == nullptr ? "/" : std::getenv("HOME")};
-  EXPECT_EQ(with(nullptr, nullptr, nullptr, "/u")->folder, "/u/.cache/lawson/tuned");
-  EXPECT_EQ(with(nullptr, nullptr, "/xdg", "/u")->folder, "/xdg/lawson/tuned");
-  EXPECT_EQ(with(nullptr, nullptr, "relative", "/u")->folder, "/u/.cache/lawson/tuned");
-  EXPECT_EQ(with("rw", "/mine", "/xdg", "/u")->folder, "/mine/tuned");
+  EXPECT_EQ(with(nullptr, nullptr, nullptr, "/u")->folder, "/u/.cache/lawson/store");
+  EXPECT_EQ(with(nullptr, nullptr, "/xdg", "/u")->folder, "/xdg/lawson/store");
+  EXPECT_EQ(with(nullptr, nullptr, "relative", "/u")->folder, "/u/.cache/lawson/store");
+  EXPECT_EQ(with("rw", "/mine", "/xdg", "/u")->folder, "/mine/store");
   EXPECT_EQ(with("rw", "/mine", nullptr, nullptr)->mode, TunedPlans::Mode::rw);
   EXPECT_EQ(with("ro", "/mine", nullptr, nullptr)->mode, TunedPlans::Mode::ro);
   EXPECT_EQ(with("off", "/mine", nullptr, nullptr)->mode, TunedPlans::Mode::off);
