@@ -327,6 +327,25 @@ LAWSON_API lawson_status lawson_device_limits(const lawson_device* device, const
 LAWSON_API lawson_status lawson_data_verify(const lawson_plan* plan, const lawson_data* data,
                                             int* ok, lawson_text** json);
 
+/* ---- diagnostics: what was done, and how long it took (docs/diagnostics.md) ------------------- */
+
+/* What this process counted since it began, or since the last reset: {"rank", "pid", "totals":
+ * {"hit", "miss", "verdict", "create_graph", "cache_graph", "build_plans", "load", "execute",
+ * "evict"}, "stages": {"validate" | "build_operation_graph" | "create_execution_plans" |
+ * "check_support" | "build_plans" | "load": {"count", "total_ms", "max_ms"}}, "threads": [{"thread",
+ * "tid", "ended", "device": "0" | "-" | "mixed", "rows": [{"engine", "pass", "device": 0 | null,
+ * "events", "stages"}]}]}. Exact once the calls that are counted have returned. */
+LAWSON_API lawson_status lawson_stats_json(lawson_text** json);
+/* Of what lawson_stats_json says; LAWSON_CACHE_DEBUG's summary stays that of the whole process. */
+LAWSON_API lawson_status lawson_stats_reset(void);
+
+/* From here on the process, and its workers, note each step with its time. One trace at a time. A
+ * path that cannot be written is LAWSON_INVALID_ARGUMENT here, before anything is traced. */
+LAWSON_API lawson_status lawson_trace_start(const char* path);
+/* Writes the trace: a file that Perfetto (ui.perfetto.dev) and chrome://tracing open, whole or not at
+ * all. Also done when the process ends, by exit or by returning from main. */
+LAWSON_API lawson_status lawson_trace_stop(void);
+
 #ifdef __cplusplus
 }
 #endif

@@ -100,6 +100,34 @@ inline std::string devices() {
   return detail::text_of(lawson_devices_json);
 }
 
+// What was counted since the process began, or since reset_stats(), as JSON (lawson_stats_json).
+inline std::string stats() {
+  return detail::text_of(lawson_stats_json);
+}
+inline void reset_stats() {
+  detail::check(lawson_stats_reset());
+}
+
+// A trace of what is done while the object lives, written to a file at its end.
+class Trace {
+ public:
+  explicit Trace(const std::string& path) { detail::check(lawson_trace_start(path.c_str())); }
+  Trace(const Trace&) = delete;
+  Trace& operator=(const Trace&) = delete;
+  ~Trace() {
+    if (runs_) lawson_trace_stop();
+  }
+
+  // Writes it now; an Error says why it could not be written.
+  void stop() {
+    runs_ = false;
+    detail::check(lawson_trace_stop());
+  }
+
+ private:
+  bool runs_ = true;
+};
+
 class Device {
  public:
   // "cpu", "h200", "cuda:0", ...

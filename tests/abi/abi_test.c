@@ -77,10 +77,14 @@ static AbiFunction const kFunctions[] = {
     (AbiFunction)lawson_spec_graph_count,
     (AbiFunction)lawson_spec_json,
     (AbiFunction)lawson_spec_name,
+    (AbiFunction)lawson_stats_json,
+    (AbiFunction)lawson_stats_reset,
     (AbiFunction)lawson_status_string,
     (AbiFunction)lawson_text_data,
     (AbiFunction)lawson_text_destroy,
     (AbiFunction)lawson_text_size,
+    (AbiFunction)lawson_trace_start,
+    (AbiFunction)lawson_trace_stop,
     (AbiFunction)lawson_verdict_decision,
     (AbiFunction)lawson_verdict_destroy,
     (AbiFunction)lawson_verdict_engine,
@@ -197,6 +201,8 @@ static void nulls(void) {
   EXPECT_INVALID(lawson_data_buffer(NULL, 0, NULL, NULL));
   EXPECT_INVALID(lawson_plan_run(NULL, NULL, 0, NULL));
   EXPECT_INVALID(lawson_data_verify(NULL, NULL, NULL, NULL));
+  EXPECT_INVALID(lawson_stats_json(NULL));
+  EXPECT_INVALID(lawson_trace_start(NULL));
   EXPECT_INVALID(lawson_attention_config_create(NULL));
   EXPECT_INVALID(lawson_attention_config_set_attribute(NULL, 1, NULL, 0));
   EXPECT_INVALID(lawson_attention_config_get_attribute(NULL, 1, NULL, 0, NULL));
@@ -432,6 +438,35 @@ static void model(void) {
   expect_text(json, "attention.full.decode");
 }
 
+/* Around the life of a plan: what was counted, and a trace of it. */
+static void diagnostics(const char* folder) {
+  EXPECT(lawson_trace_stop() == LAWSON_INVALID_ARGUMENT);
+  EXPECT(lawson_trace_start("") == LAWSON_INVALID_ARGUMENT);
+  EXPECT(lawson_trace_start(folder) == LAWSON_INVALID_ARGUMENT); /* a folder */
+  char path[512];
+  snprintf(path, sizeof path, "%s/nowhere/trace.json", folder);
+  EXPECT(lawson_trace_start(path) == LAWSON_INVALID_ARGUMENT);
+  EXPECT(strstr(lawson_last_error_message(), path) != NULL);
+  snprintf(path, sizeof path, "%s/abi-trace.json", folder);
+  EXPECT_OK(lawson_trace_start(path));
+  EXPECT(lawson_trace_start(path) == LAWSON_INVALID_ARGUMENT); /* one at a time */
+  EXPECT_OK(lawson_stats_reset());
+  life(folder);
+  EXPECT_OK(lawson_trace_stop());
+  FILE* file = fopen(path, "r");
+  char start[16] = "";
+  EXPECT(file != NULL && fread(start, 1, 15, file) == 15 &&
+         strcmp(start, "{\"traceEvents\":") == 0);
+  if (file != NULL) fclose(file);
+  lawson_text* json = NULL;
+  EXPECT_OK(lawson_stats_json(&json));
+  EXPECT(json != NULL && strstr(lawson_text_data(json), "\"engine\":\"cpu\"") != NULL);
+  lawson_text_destroy(json);
+  EXPECT_OK(lawson_stats_reset());
+  EXPECT_OK(lawson_stats_json(&json));
+  expect_text(json, "\"threads\":[]");
+}
+
 int main(int argc, char** argv) {
   if (argc > 1 && strcmp(argv[1], "--layout") == 0) {
     layout();
@@ -458,7 +493,7 @@ int main(int argc, char** argv) {
   settings.struct_size = sizeof settings;
   settings.max_workers = 1;
   EXPECT_OK(lawson_configure(&settings));
-  life(argc > 1 ? argv[1] : ".");
+  diagnostics(argc > 1 ? argv[1] : ".");
   EXPECT(lawson_configure(&settings) == LAWSON_INVALID_ARGUMENT); /* too late */
   model();
   failures += fusion_calls();

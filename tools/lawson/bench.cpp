@@ -240,6 +240,7 @@ void add_bench(CLI::App& app, Session& session) {
   add_seed_option(verb, arguments->seed);
   verb->add_flag("--no-limits", arguments->no_limits,
                  "leave out measuring what the device does at most, which takes seconds");
+  add_trace_option(verb, session);
   verb->callback([arguments, &session] {
     session.action = [arguments, &session] { return run_bench(session, *arguments); };
   });

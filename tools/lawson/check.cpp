@@ -293,6 +293,7 @@ void add_check(CLI::App& app, Session& session) {
   add_model_options(verb, arguments->options);
   verb->add_flag("--require", arguments->require, "exit 1 when any verdict is a no");
   verb->add_flag("--build", arguments->build, "also compile every kernel");
+  add_trace_option(verb, session);
   verb->callback([arguments, &session] {
     session.action = [arguments, &session] { return run_check(session, *arguments); };
   });

@@ -270,6 +270,7 @@ void add_compile(CLI::App& app, Session& session) {
       ->type_name("NAME");
   add_tuning_options(verb, arguments->options, true);
   add_model_options(verb, arguments->model);
+  add_trace_option(verb, session);
   verb->callback([arguments, &session] {
     session.action = [arguments, &session] { return run_compile(session, *arguments); };
   });

@@ -45,7 +45,10 @@ int run_action(const Session& session) {
   settings.struct_size = sizeof(settings);
   settings.cudnn_path = session.cudnn.empty() ? nullptr : session.cudnn.front().c_str();
   if (settings.cudnn_path != nullptr) lawson::cli::check(lawson_configure(&settings));
+  // After a failure the library writes it, at exit.
+  if (!session.trace.empty()) lawson::cli::check(lawson_trace_start(session.trace.c_str()));
   const int code = session.action();
+  if (!session.trace.empty()) lawson::cli::check(lawson_trace_stop());
   if (std::fflush(stdout) != 0) {
     throw Failure("io", lawson::cli::kExitEnvironment, "standard output cannot be written");
   }

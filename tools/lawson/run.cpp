@@ -420,6 +420,7 @@ void add_run(CLI::App& app, Session& session) {
       ->type_name("DIR");
   verb->add_option("--load", arguments->load, "take the inputs from such a folder")
       ->type_name("DIR");
+  add_trace_option(verb, session);
   verb->callback([arguments, &session] {
     session.action = [arguments, &session] { return run_run(session, *arguments); };
   });

@@ -127,6 +127,13 @@ void add_tuning_options(CLI::App* verb, ProbeOptions& options, bool compiles) {
                  "time the stored candidates again, without building (with --tuning)");
 }
 
+void add_trace_option(CLI::App* verb, Session& session) {
+  verb->add_option("--trace", session.trace,
+                   "write what was done when, for ui.perfetto.dev or chrome://tracing")
+      ->type_name("FILE")
+      ->check([](const std::string& path) { return path.empty() ? "a file's name" : ""; }, "");
+}
+
 void add_seed_option(CLI::App* verb, std::uint64_t& seed) {
   verb->add_option("--seed", seed, "of the generated inputs (default 0)")
       ->type_name("N")

@@ -19,6 +19,7 @@ struct Session {
   bool json = false;
   std::vector<std::string> cudnn;  // --cudnn
   bool several_cudnn = false;      // may the verb be given more than one?
+  std::string trace;               // --trace; empty: none
   std::function<int()> action;     // of the verb that was named; returns the exit code
 };
 
@@ -42,6 +43,8 @@ void add_target_option(CLI::App* verb, std::vector<std::string>& targets,
 void add_model_options(CLI::App* verb, struct ModelOptions& options);
 // --tuning, --deadline and, where plans are compiled, --retune.
 void add_tuning_options(CLI::App* verb, ProbeOptions& options, bool compiles);
+// --trace FILE.
+void add_trace_option(CLI::App* verb, Session& session);
 // --seed of generated inputs.
 void add_seed_option(CLI::App* verb, std::uint64_t& seed);
 
