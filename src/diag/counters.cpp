@@ -401,14 +401,15 @@ Json counts_to_json(const std::vector<ThreadCounts>& threads) {
 namespace detail {
 
 void count(Event event, const Subject& subject) noexcept {
-  // The usual case, apart from what may have to allocate.
-  if (local.last != nullptr && local.last->is(subject)) {
-    add(local.last->events[static_cast<std::size_t>(event)], 1);
-    return;
-  }
-  Counts one;
-  one.events[static_cast<std::size_t>(event)] = 1;
-  count(subject, one);
+  quietly([&] {
+    if (Slot* const slot = find_slot(subject)) {
+      add(slot->events[static_cast<std::size_t>(event)], 1);
+      return;
+    }
+    Counts one;
+    one.events[static_cast<std::size_t>(event)] = 1;
+    Registry::instance().add_late(subject, one);
+  });
 }
 
 void count_stage(Stage stage, const Subject& subject, std::uint64_t ns) noexcept {
