@@ -56,6 +56,7 @@ Json device_to_json(const Device& device) {
     document["compute_capability"] = compute_capability_text(device.compute_capability);
     document["properties"] = device.properties;
     if (!device.peaks.empty()) document["peaks"] = device.peaks;
+    if (!device.occupancy.empty()) document["occupancy"] = device.occupancy;
     if (device.ordinal >= 0) document["ordinal"] = device.ordinal;
   }
   return document;
@@ -93,6 +94,10 @@ Result<Device> device_from_json(const Json& document, const std::string& source)
   LAWSON_TRY(auto version, property_reader.integer("deviceVer", 100, 9990));
   device.compute_capability = static_cast<int>(version);
   if (const Json* peaks = reader.find("peaks")) device.peaks = *peaks;
+  if (const Json* occupancy = reader.find("occupancy")) {
+    if (!occupancy->is_object()) return reader.fail_value("occupancy", *occupancy, "an object");
+    device.occupancy = *occupancy;
+  }
   LAWSON_TRY(auto ordinal, reader.integer_or("ordinal", -1, -1, 1 << 16));
   device.ordinal = static_cast<int>(ordinal);
   reader.find("compute_capability");  // derived from the properties

@@ -25,6 +25,9 @@ struct Device {
   Evidence evidence = Evidence::deviceless_published_target;
   Json properties = Json::object();  // cuDNN's DeviceProperties, as its serialisation spells them
   Json peaks = Json::object();       // published or measured limits (TFLOP/s, GB/s)
+  // What the device holds at once, where it was measured (engine/cudnn/occupancy.h). A live device
+  // is asked instead. No part of a fingerprint: cards of one kind differ in it, and share plans.
+  Json occupancy = Json::object();
 
   bool present() const { return kind == Kind::cpu || ordinal >= 0; }
 };

@@ -56,18 +56,17 @@ bool is_wrong_epilogue(const ir::Graph& graph, std::string_view plan) {
   });
 }
 
-// Engine 2 plans its grid for the clusters that the device holds at once. Without a device it
-// builds, and its kernel uses one of an H200's seven and more GPCs (measured: 1.39 ms where 0.20
-// are needed).
-bool needs_the_device(std::string_view plan) {
+// Engine 2 builds a kernel for a seventh of the device where cuDNN does not know what that holds at
+// once (occupancy.h).
+bool needs_occupancy(std::string_view plan) {
   const std::string_view name = plain_name(plan);
   return name == "eng2" || name.starts_with("eng2_");
 }
 
 // Nobody who does not name it gets it.
-bool is_passed_over(const Question& question, const std::string& plan) {
+bool is_passed_over(const Judged& judged, const Question& question, const std::string& plan) {
   return is_wrong_epilogue(question.graph, plan) ||
-         (!question.device.present() && needs_the_device(plan));
+         (!judged.lowered->knows_occupancy() && needs_occupancy(plan));
 }
 
 // The judged object that a plan of this name is of; nullptr: cuDNN does not take it.
@@ -93,7 +92,9 @@ void find_preferred(Judged& judged, const Question& question) {
     }
   }
   for (const std::string& name : judged.plan_names) append_new(judged.preferred, name);
-  const auto wrong = [&](const std::string& name) { return is_passed_over(question, name); };
+  const auto wrong = [&](const std::string& name) {
+    return is_passed_over(judged, question, name);
+  };
   judged.from_table -= static_cast<std::size_t>(std::count_if(
       judged.preferred.begin(),
       judged.preferred.begin() + static_cast<std::ptrdiff_t>(judged.from_table), wrong));
@@ -151,7 +152,8 @@ void find_all(Judged& judged, const Question& question) {
   if (!judged.all.empty()) return;
   std::vector<std::string> all;
   const auto keep = [&] {
-    std::erase_if(all, [&](const std::string& name) { return is_passed_over(question, name); });
+    std::erase_if(all,
+                  [&](const std::string& name) { return is_passed_over(judged, question, name); });
     judged.all = std::move(all);
   };
   for (const std::string& name : judged.preferred) {

@@ -2,10 +2,10 @@
 
 #include <dlfcn.h>
 
+#include <atomic>
 #include <bit>
 #include <map>
 #include <mutex>
-#include <optional>
 
 #include "engine/cudnn/loader.h"
 
@@ -77,14 +77,15 @@ Result<Driver> Driver::load() {
 }
 
 Result<const Driver*> Driver::open() {
+  static std::atomic<const Driver*> opened{nullptr};  // never destroyed, for the end of a process
+  if (const Driver* driver = opened.load(std::memory_order_acquire)) return driver;
   static std::mutex mutex;
-  static std::optional<Driver> driver;
   const std::lock_guard lock{mutex};
-  if (!driver) {
+  if (opened.load(std::memory_order_acquire) == nullptr) {
     LAWSON_TRY(Driver loaded, load());
-    driver = loaded;
+    opened.store(new Driver{loaded}, std::memory_order_release);
   }
-  return &*driver;
+  return opened.load(std::memory_order_acquire);
 }
 
 Status Driver::check(Code code, const char* call) const {

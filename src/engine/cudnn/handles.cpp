@@ -1,21 +1,36 @@
 #include "engine/cudnn/handles.h"
 
+#include <array>
+#include <atomic>
+#include <cstdint>
 #include <map>
 #include <mutex>
 #include <vector>
 
 #include "engine/cudnn/lowering.h"
+#include "engine/cudnn/slots.h"
 
 namespace lawson::cudnn {
 namespace {
 
-struct Pool {
-  std::mutex mutex;
-  std::map<int, std::vector<void*>> idle;  // by ordinal
-};
+// More devices or more threads at once than have a place go through the lock.
+constexpr std::size_t kDevices = 32;
+constexpr std::size_t kThreads = 64;
 
 // Never destroyed: handles outlive the CUDA context at the end of a process, and destroying them
 // then crashes.
+struct Pool {
+  std::array<Slots<void, kThreads>, kDevices> idle;  // by ordinal
+  std::mutex mutex;
+  std::map<int, std::vector<void*>> more;
+  std::atomic<std::size_t> more_count{0};
+
+  Slots<void, kThreads>* of(int ordinal) {
+    const auto index = static_cast<std::size_t>(ordinal);
+    return index < idle.size() ? &idle[index] : nullptr;
+  }
+};
+
 Pool& pool() {
   static Pool* const handles = new Pool;
   return *handles;
@@ -25,16 +40,24 @@ Pool& pool() {
 
 Handle::~Handle() {
   if (handle_ == nullptr) return;
+  auto* const idle = pool().of(ordinal_);
+  if (idle != nullptr && idle->give_back(handle_)) return;
   const std::lock_guard lock{pool().mutex};
-  pool().idle[ordinal_].push_back(handle_);
+  pool().more[ordinal_].push_back(handle_);
+  ++pool().more_count;
 }
 
 std::optional<Handle> idle_handle(int ordinal) {
+  if (auto* const idle = pool().of(ordinal)) {
+    if (void* handle = idle->take()) return Handle{handle, ordinal};
+  }
+  if (pool().more_count.load(std::memory_order_relaxed) == 0) return std::nullopt;
   const std::lock_guard lock{pool().mutex};
-  std::vector<void*>& idle = pool().idle[ordinal];
-  if (idle.empty()) return std::nullopt;
-  void* handle = idle.back();
-  idle.pop_back();
+  std::vector<void*>& more = pool().more[ordinal];
+  if (more.empty()) return std::nullopt;
+  void* handle = more.back();
+  more.pop_back();
+  --pool().more_count;
   return Handle{handle, ordinal};
 }
 

@@ -65,6 +65,9 @@ Result<std::shared_ptr<LoadedPlan>> LoadedPlan::make(Plan plan, const ir::Graph&
     }
   }
   loaded->executable_ = std::move(executable);
+  if (loaded->executable_ && loaded->executable_->backend().descriptor != nullptr) {
+    LAWSON_TRY(loaded->packs_, VariantPacks::make(loaded->executable_->backend()));
+  }
   return loaded;
 }
 
@@ -132,33 +135,44 @@ Status LoadedPlan::run_steps(const std::vector<PlannedStep>& steps,
   return {};
 }
 
+Status LoadedPlan::find_pointers(std::span<const Binding> bindings, void* workspace,
+                                 std::vector<void*>& pointers) const {
+  pointers.clear();
+  for (const Source& source : sources_) {
+    LAWSON_TRY(void* data, pointer(source, bindings, workspace));
+    pointers.push_back(data);
+  }
+  return {};
+}
+
+Status LoadedPlan::check_shared(std::span<const Binding> bindings) const {
+  for (const auto& [output, input] : shared_) {
+    if (bound(bindings, output) != nullptr && bound(bindings, output) != bound(bindings, input)) {
+      return invalid(
+          "tensor {} of the plan is tensor {} worked on in place: bind both to the same memory",
+          output, input);
+    }
+  }
+  return {};
+}
+
 Failure LoadedPlan::run(std::span<const Binding> bindings, void* workspace, void* stream,
                         const Driver& driver, void* handle, Status& status) const {
-  const auto prepare = [&]() -> Status {
-    for (const auto& [output, input] : shared_) {
-      if (bound(bindings, output) != nullptr && bound(bindings, output) != bound(bindings, input)) {
-        return invalid(
-            "tensor {} of the plan is tensor {} worked on in place: bind both to the same memory",
-            output, input);
-      }
-    }
+  thread_local std::vector<void*> pointers;  // keeps its memory from call to call
+  status = [&]() -> Status {
+    LAWSON_CHECK(find_pointers(bindings, workspace, pointers));
+    LAWSON_CHECK(check_shared(bindings));
     LAWSON_CHECK(run_steps(before_, bindings, workspace, stream, driver));
     for (const Fill& fill : fills_) {
       LAWSON_CHECK(driver.fill(static_cast<std::byte*>(workspace) + fill.offset, fill.value,
                                static_cast<std::size_t>(fill.bytes), stream));
     }
     return {};
-  };
-  std::vector<void*> pointers;
-  status = [&]() -> Status {
-    for (const Source& source : sources_) {
-      LAWSON_TRY(void* data, pointer(source, bindings, workspace));
-      pointers.push_back(data);
-    }
-    return prepare();
   }();
   if (!status.ok()) return std::nullopt;
-  if (executable_) {
+  if (packs_) {
+    if (Failure failure = packs_->execute(handle, pointers, workspace, stream)) return failure;
+  } else if (executable_) {
     const std::lock_guard lock{mutex_};
     if (Failure failure = executable_->execute(handle, pointers, workspace, stream)) {
       return failure;
@@ -166,6 +180,26 @@ Failure LoadedPlan::run(std::span<const Binding> bindings, void* workspace, void
   }
   status = run_steps(after_, bindings, workspace, stream, driver);
   return std::nullopt;
+}
+
+Failure LoadedPlan::prepare_graph(GraphUse use, std::span<const Binding> bindings, void* workspace,
+                                  void* graph, void* handle, Status& status) const {
+  if (!packs_ || !before_.empty() || !after_.empty() || !fills_.empty()) {
+    status = unsupported("graph_native",
+                         fmt::format("plan {} ({}) has more in it than cuDNN's own kernels, which "
+                                     "alone can be added to a CUDA graph; capture a stream that it "
+                                     "is executed on instead",
+                                     plan_.plan_id, plan_.plan_name));
+    return std::nullopt;
+  }
+  std::vector<void*> pointers;
+  status = [&]() -> Status {
+    LAWSON_CHECK(check_shared(bindings));
+    return find_pointers(bindings, workspace, pointers);
+  }();
+  if (!status.ok()) return std::nullopt;
+  return use == GraphUse::add ? packs_->add_to_graph(handle, pointers, workspace, graph)
+                              : packs_->update_graph(handle, pointers, workspace, graph);
 }
 
 }  // namespace lawson::cudnn

@@ -10,6 +10,7 @@
 #include "engine/cudnn/driver.h"
 #include "engine/cudnn/handles.h"
 #include "engine/cudnn/lowering.h"
+#include "engine/cudnn/variant_packs.h"
 #include "engine/engine.h"
 
 namespace lawson::cudnn {
@@ -29,9 +30,16 @@ class LoadedPlan : public Loaded {
   const Plan& plan() const override { return plan_; }
   int ordinal() const { return ordinal_; }
 
-  // The device's context is current; `handle` is one of its.
+  // The device's context is current; `handle` is one of its. Of a plan without steps and fills
+  // whose pointers are those of the call before, nothing is allocated and no lock is taken.
   Failure run(std::span<const Binding> bindings, void* workspace, void* stream,
               const Driver& driver, void* handle, Status& status) const;
+
+  // Adds one execution to an empty CUDA graph, or gives a graph that it was added to new pointers.
+  // UNSUPPORTED for a plan with more in it than cuDNN's own kernels.
+  enum class GraphUse { add, update };
+  Failure prepare_graph(GraphUse use, std::span<const Binding> bindings, void* workspace,
+                        void* graph, void* handle, Status& status) const;
 
  private:
   // Where the data of one tensor is.
@@ -51,13 +59,17 @@ class LoadedPlan : public Loaded {
   std::vector<PlannedStep> planned(const std::vector<Step>& steps, const Supplies& supplies) const;
   Result<void*> pointer(const Source& source, std::span<const Binding> bindings,
                         void* workspace) const;
+  Status find_pointers(std::span<const Binding> bindings, void* workspace,
+                       std::vector<void*>& pointers) const;
+  Status check_shared(std::span<const Binding> bindings) const;
   Status run_steps(const std::vector<PlannedStep>& steps, std::span<const Binding> bindings,
                    void* workspace, void* stream, const Driver& driver) const;
 
   Plan plan_;
   int ordinal_;
   std::unique_ptr<Executable> executable_;
-  std::vector<Source> sources_;  // in the order of executable_->uids()
+  std::unique_ptr<VariantPacks> packs_;  // of executable_; null where the frontend has to run it
+  std::vector<Source> sources_;          // in the order of executable_->uids()
   std::vector<PlannedStep> before_;
   std::vector<PlannedStep> after_;
   struct Fill {
@@ -73,7 +85,7 @@ class LoadedPlan : public Loaded {
   std::vector<Value> values_;  // by-value scalars: defaults of the graph, constants of Lawson's
   std::vector<std::pair<std::int64_t, std::int64_t>> offsets_;  // own uid -> workspace offset
   std::vector<std::pair<std::int64_t, std::int64_t>> shared_;   // output uid, input uid: one memory
-  mutable std::mutex mutex_;  // cuDNN-frontend changes a plan's graph while executing it
+  mutable std::mutex mutex_;  // for the frontend, which changes a plan's graph while executing it
 };
 
 }  // namespace lawson::cudnn

@@ -2,8 +2,10 @@
 #include "engine/cudnn/lowering.h"
 
 #include <dlfcn.h>
+#include <malloc.h>
 
 #include "engine/cudnn/loader.h"
+#include "engine/cudnn/occupancy.h"
 
 // The frontend opens libcuda and libcudart by name; the CUDA runtime must come from cuDNN's places.
 #define NV_CUDNN_FRONTEND_USE_DYNAMIC_LOADING
@@ -103,21 +105,40 @@ Status prepare_frontend() {
 
 using Properties = std::shared_ptr<const fe::DeviceProperties>;
 
-Failure properties_of(const Device& device, Properties& properties) {
+// Of a device that is not here.
+struct Target {
+  Properties properties;
+  bool has_occupancy = false;
+};
+
+Failure target_of(const Device& device, Target& target) {
   static std::mutex mutex;
-  static std::map<std::string, Properties> known;  // by JSON text; as many as there are targets
+  static std::map<std::string, Target> known;  // by JSON text; as many as there are targets
   const std::string text = device.properties.dump();
+  const std::string id = text + device.occupancy.dump();
   const std::lock_guard lock{mutex};
-  if (const auto found = known.find(text); found != known.end()) {
-    properties = found->second;
+  if (const auto found = known.find(id); found != known.end()) {
+    target = found->second;
     return std::nullopt;
+  }
+  auto occupancy = occupancy_of(device);
+  if (!occupancy.ok()) {
+    return StageError{"device_properties", "EXCEPTION", occupancy.error().message};
   }
   auto fresh = std::make_shared<fe::DeviceProperties>();
   const std::vector<std::uint8_t> bytes(text.begin(), text.end());
   if (Failure failure = guarded("device_properties", [&] { return fresh->deserialize(bytes); })) {
     return failure;
   }
-  properties = known.emplace(text, std::move(fresh)).first->second;
+  target.has_occupancy = false;
+  if (*occupancy) {
+    // cuDNN's descriptors are objects of malloc's, which knows their size.
+    auto* const object = static_cast<std::byte*>(fresh->get_ptr());
+    target.has_occupancy =
+        write_occupancy({object, malloc_usable_size(object)}, device.properties, **occupancy);
+  }
+  target.properties = std::move(fresh);
+  known.emplace(id, target);
   return std::nullopt;
 }
 
@@ -133,6 +154,7 @@ struct Lowered::Impl {
   const ir::Graph graph;  // lowered parts refer to it
   std::optional<NativeAttention> native;
   Properties properties;
+  bool has_occupancy = true;
   std::shared_ptr<FrontendGraph> frontend = std::make_shared<FrontendGraph>();
   std::unique_ptr<AttentionLowering> attention;  // its score modifiers are called while building
   Supplies supplies;
@@ -198,9 +220,12 @@ Result<std::unique_ptr<Lowered>> Lowered::lower(const ir::Graph& graph, NativeAt
 Result<std::unique_ptr<Lowered>> Lowered::finish(std::unique_ptr<Impl> impl, const Device& device) {
   LAWSON_CHECK(prepare_frontend());
   if (!device.present()) {
-    if (const Failure failure = properties_of(device, impl->properties)) {
+    Target target;
+    if (const Failure failure = target_of(device, target)) {
       return to_error(*failure, classify(*failure, true), device);
     }
+    impl->properties = std::move(target.properties);
+    impl->has_occupancy = target.has_occupancy;
   }
   Status status;
   const Failure failure = guarded("lower", [&] {
@@ -247,6 +272,10 @@ Failure Lowered::judge(void* handle) {
 
 void Lowered::limit_workspace(std::int64_t bytes) {
   impl_->workspace_limit = bytes;
+}
+
+bool Lowered::knows_occupancy() const {
+  return impl_->has_occupancy;
 }
 
 const std::vector<std::string>& Lowered::plan_names() const {
@@ -345,10 +374,40 @@ const std::vector<std::string>& Lowered::rewrites() const {
   return impl_->rewrites;
 }
 
+// The frontend keeps cuDNN's plans for itself and what is derived from it.
+class LoadedGraph : public FrontendGraph {
+ public:
+  BackendPlan backend_plan() {
+    BackendPlan backend;
+    const auto candidate = static_cast<std::size_t>(plans.candidate);
+    std::int64_t whole = 0;
+    if (candidate >= plans.execution_plans.size() || !plans.execution_plans[candidate] ||
+        get_workspace_size(whole).is_bad()) {
+      return backend;
+    }
+    const auto& plan = plans.execution_plans[candidate];
+    // The frontend's own kernels, and memory of its own in the workspace.
+    if (!cuda_graph_direct_population_eligible() || whole != plan->getWorkspaceSize() ||
+        !varpack_template.workspace_slots.empty() || !varpack_template.replacement_slots.empty() ||
+        !varpack_template.backend_slots.empty()) {
+      return backend;
+    }
+    backend.descriptor = plan->get_raw_desc();
+    backend.uids = varpack_template.all_uids;
+    backend.pointers = varpack_template.template_ptrs;
+    backend.slots = varpack_template.user_slots;
+    for (const auto& [slot, bytes] : varpack_template.aligned_slots) {
+      backend.aligned.push_back({slot, bytes});
+    }
+    return backend;
+  }
+};
+
 struct Executable::Impl {
   Properties properties;
-  FrontendGraph frontend;
+  LoadedGraph frontend;
   std::vector<std::int64_t> uids;
+  BackendPlan backend;
 };
 
 Executable::Executable(std::unique_ptr<Impl> impl) : impl_{std::move(impl)} {}
@@ -360,7 +419,9 @@ Failure Executable::load(std::span<const std::uint8_t> data, void* handle, const
   if (!prepared.ok()) return StageError{"load", "EXCEPTION", prepared.error().message};
   auto impl = std::make_unique<Impl>();
   if (handle == nullptr) {
-    if (Failure failure = properties_of(device, impl->properties)) return failure;
+    Target target;
+    if (Failure failure = target_of(device, target)) return failure;
+    impl->properties = std::move(target.properties);
   }
   const std::vector<std::uint8_t> bytes(data.begin(), data.end());
   if (Failure failure = guarded("deserialize", [&]() -> fe::error_t {
@@ -378,8 +439,13 @@ Failure Executable::load(std::span<const std::uint8_t> data, void* handle, const
   for (const int slot : pack.user_slots) {
     impl->uids.push_back(pack.all_uids[static_cast<std::size_t>(slot)]);
   }
+  impl->backend = impl->frontend.backend_plan();
   executable.reset(new Executable{std::move(impl)});
   return std::nullopt;
+}
+
+const BackendPlan& Executable::backend() const {
+  return impl_->backend;
 }
 
 const std::vector<std::int64_t>& Executable::uids() const {

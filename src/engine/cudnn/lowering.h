@@ -69,11 +69,28 @@ class Lowered {
 
   const std::vector<std::string>& rewrites() const;
 
+  // Whether cuDNN knows what the device holds at once: of a live device, and of a target that says
+  // it (occupancy.h).
+  bool knows_occupancy() const;
+
  private:
   struct Impl;
   static Result<std::unique_ptr<Lowered>> finish(std::unique_ptr<Impl> impl, const Device& device);
   explicit Lowered(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
+};
+
+// How cuDNN runs a loaded plan, for those who keep its variant packs (variant_packs.h).
+struct BackendPlan {
+  void* descriptor = nullptr;  // null: the frontend does more than hand pointers to cuDNN
+  std::vector<std::int64_t> uids;
+  std::vector<void*> pointers;  // by uid: constants of the plan, null where a bound tensor goes
+  std::vector<int> slots;       // of the bound tensors, in the order of Executable::uids()
+  struct Aligned {
+    int slot;
+    std::int64_t bytes;
+  };
+  std::vector<Aligned> aligned;  // what cuDNN relies on
 };
 
 // A loaded plan. Executing one object from several threads needs a lock around it.
@@ -89,6 +106,7 @@ class Executable {
 
   // The tensors to bind, in the order of `pointers` below.
   const std::vector<std::int64_t>& uids() const;
+  const BackendPlan& backend() const;
   Failure execute(void* handle, std::span<void*> pointers, void* workspace, void* stream);
 
  private:
