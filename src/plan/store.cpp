@@ -15,16 +15,12 @@ namespace {
 
 // How much of the budget is written before the folder is surveyed again.
 constexpr std::uint64_t kSurveyShare = 16;
-// What a full store is brought down to, in percent, so that not every write has to make room.
-constexpr std::uint64_t kPrunedPercent = 90;
+// The part of the budget that a full store makes free, so that not every write has to make room.
+constexpr std::uint64_t kFreedShare = 10;
 
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::string{} : std::string{value};
-}
-
-std::string_view to_string(Store::Mode mode) {
-  return mode == Store::Mode::off ? "off" : mode == Store::Mode::ro ? "ro" : "rw";
 }
 
 std::string_view text_of(const std::vector<std::byte>& bytes) {
@@ -54,6 +50,10 @@ auto contained(Work&& work) -> decltype(work()) {
 }
 
 }  // namespace
+
+std::string_view to_string(Store::Mode mode) {
+  return mode == Store::Mode::off ? "off" : mode == Store::Mode::ro ? "ro" : "rw";
+}
 
 bool settles(const Verdict& verdict, Strength at_least) {
   return verdict.decision == Decision::unsupported || verdict.strength >= at_least;
@@ -158,6 +158,13 @@ Status Store::add(const Plan& plan) {
   return write(header_of(plan), text_of(plan_to_bytes(plan)));
 }
 
+Result<Usage> Store::usage() const {
+  LAWSON_CHECK(check_mode(Mode::ro));
+  LAWSON_TRY(const auto folder, StoreFolder::open(config_.folder));
+  if (!folder) return Usage{};
+  return measure_entries(*folder);
+}
+
 Result<std::vector<StoredEntry>> Store::list() const {
   LAWSON_CHECK(check_mode(Mode::ro));
   LAWSON_TRY(const auto folder, StoreFolder::open(config_.folder));
@@ -240,7 +247,7 @@ Status Store::make_room(const StoreFolder& folder) const {
   // Also of use within the budget: what killed writers left is cleared away.
   PruneRules rules;
   rules.budget_bytes = config_.budget_bytes;
-  rules.max_bytes = config_.budget_bytes / 100 * kPrunedPercent;
+  rules.max_bytes = config_.budget_bytes - config_.budget_bytes / kFreedShare;
   rules.spare_used = true;
   LAWSON_TRY(Pruned pruned, prune_entries(folder, rules));
   if (pruned.failure) return *std::move(pruned.failure);

@@ -66,6 +66,7 @@ class Store {
   // does not allow it or there is no such plan.
   Result<Plan> find_plan(const std::string& key) const;
   Status add(const Plan& plan);
+  Result<Usage> usage() const;
   Result<std::vector<StoredEntry>> list() const;
   // Reads and checks every file; `remove` takes away those that are bad.
   Result<std::vector<StoredEntry>> check(bool remove) const;
@@ -88,5 +89,7 @@ class Store {
   std::array<std::atomic<bool>, static_cast<std::size_t>(Fault::count)> warned_{};
   std::atomic<std::uint64_t> unsurveyed_bytes_;  // written since the folder was last surveyed
 };
+
+std::string_view to_string(Store::Mode mode);
 
 }  // namespace lawson::plan

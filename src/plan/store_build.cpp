@@ -72,7 +72,7 @@ std::string find_build() {
 }  // namespace
 
 const std::string& library_build() {
-  static const std::string build = find_build();
+  static const auto& build = *new const std::string{find_build()};  // never destroyed
   return build;
 }
 

@@ -40,8 +40,10 @@ Result<std::vector<StoredEntry>> look_at_entries(const StoreFolder& folder, cons
             [](const auto& a, const auto& b) { return a.used_ns > b.used_ns; });
   std::vector<StoredEntry> entries;
   for (const StoreFolder::File& file : files) {
-    if (!kind_of_name(file.name)) continue;
+    const auto kind = kind_of_name(file.name);
+    if (!kind) continue;
     StoredEntry entry;
+    entry.kind = *kind;
     entry.file = file.name;
     entry.bytes = file.bytes;
     entry.used_ns = file.used_ns;
@@ -52,6 +54,17 @@ Result<std::vector<StoredEntry>> look_at_entries(const StoreFolder& folder, cons
 }
 
 }  // namespace
+
+Result<Usage> measure_entries(const StoreFolder& folder) {
+  LAWSON_TRY(const auto files, folder.list());
+  Usage usage;
+  for (const StoreFolder::File& file : files) {
+    if (!kind_of_name(file.name)) continue;
+    ++usage.entries;
+    usage.bytes += file.bytes;
+  }
+  return usage;
+}
 
 Result<std::vector<StoredEntry>> list_entries(const StoreFolder& folder) {
   return look_at_entries(folder, [&](const StoreFolder::File&, StoredEntry& entry) {
@@ -109,7 +122,7 @@ Result<Pruned> prune_entries(const StoreFolder& folder, const PruneRules& rules)
   const bool is_full = rules.max_bytes && pruned.kept_bytes > rules.budget_bytes;
   for (const StoreFolder::File& file : files) {
     const std::int64_t age = now - file.used_ns;
-    const bool leaves = rules.all || (rules.max_age_ns && age > *rules.max_age_ns) ||
+    const bool leaves = (rules.max_age_ns && age > *rules.max_age_ns) ||
                         (is_full && pruned.kept_bytes > *rules.max_bytes);
     if (!leaves || (rules.spare_used && age < kSparedNs)) continue;
     const auto removed = folder.remove(file);

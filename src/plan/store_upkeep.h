@@ -14,12 +14,20 @@ namespace lawson::plan {
 
 struct StoredEntry {
   std::string file;
-  EntryHeader header;       // as the file says; empty where it could not be read
-  std::uint64_t bytes = 0;  // of the file
+  EntryKind kind = EntryKind::plan;  // by the file's name
+  EntryHeader header;                // as the file says; empty where it could not be read
+  std::uint64_t bytes = 0;           // of the file
   std::int64_t used_ns = 0;
   std::string defect;  // why it is of no use; empty: nothing found
   bool removed = false;
 };
+
+// By the names of the files alone.
+struct Usage {
+  std::uint64_t entries = 0;
+  std::uint64_t bytes = 0;
+};
+Result<Usage> measure_entries(const StoreFolder& folder);
 
 // Reads the heads of all entries; the last used one first.
 Result<std::vector<StoredEntry>> list_entries(const StoreFolder& folder);
@@ -36,8 +44,7 @@ struct PruneRules {
   std::optional<std::uint64_t> max_bytes;
   std::uint64_t budget_bytes = 0;
   std::optional<std::int64_t> max_age_ns;  // what was not used for so long leaves
-  bool all = false;
-  bool spare_used = false;  // not what was used within the last minute
+  bool spare_used = false;                 // not what was used within the last minute
 };
 struct Pruned {
   std::optional<Error> failure;  // the first file's that could not be removed
