@@ -285,6 +285,36 @@ LAWSON_API size_t lawson_bundle_size(const lawson_bundle* bundle);
 LAWSON_API lawson_status lawson_bundle_plan(const lawson_bundle* bundle, size_t index,
                                             lawson_plan** plan);
 
+/* ---- the store: plans, verdicts and tuned choices on the disk (docs/store.md) -----------------
+ */
+
+typedef struct lawson_store lawson_store;
+
+/* The one that LAWSON_CACHE_DIR and LAWSON_CACHE name; LAWSON_UNAVAILABLE while it is off. Nothing
+ * is created before something is kept. */
+LAWSON_API lawson_status lawson_store_open(lawson_store** store);
+LAWSON_API void lawson_store_destroy(lawson_store* store);
+LAWSON_API const char* lawson_store_folder(const lawson_store* store);
+/* [{"file", "kind": "plan"|"verdict"|"tuned", "bytes", "last_use" (seconds since 1970), "key",
+ * "target", "engine", "engine_version", "lawson" (the build that wrote it), "current" (is that this
+ * one?), "defect"?}], the last used first. Of a file whose head cannot be read only the first four
+ * and "defect". */
+LAWSON_API lawson_status lawson_store_list(const lawson_store* store, lawson_text** json);
+/* The same after every file was read to its end and checked. `remove`: those with a defect are
+ * taken away, and say "removed". */
+LAWSON_API lawson_status lawson_store_verify(const lawson_store* store, int32_t remove,
+                                             lawson_text** json);
+/* Takes away what was not used for `max_age_seconds`, and then the least recently used until
+ * `max_bytes` are left; negative: no such rule. Who reads a file at the time is not disturbed.
+ * {"removed", "removed_bytes", "kept", "kept_bytes", "failure"?} */
+LAWSON_API lawson_status lawson_store_prune(const lawson_store* store, int64_t max_bytes,
+                                            double max_age_seconds, lawson_text** json);
+/* LAWSON_UNAVAILABLE when there is none of this key and this build of Lawson. */
+LAWSON_API lawson_status lawson_store_plan(const lawson_store* store, const char* key,
+                                           lawson_plan** plan);
+/* In place of what is there of its key. */
+LAWSON_API lawson_status lawson_store_keep(lawson_store* store, const lawson_plan* plan);
+
 /* ---- data: generated inputs, a run, a check ------------------------------------------------ */
 
 /* Host buffers for all inputs and outputs of one graph, laid out by its strides. */

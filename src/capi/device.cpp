@@ -6,6 +6,7 @@
 #include "capi/context.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
+#include "capi/store.h"
 
 namespace lawson::capi {
 namespace {
@@ -68,6 +69,7 @@ lawson_status lawson_info(lawson_text** json) {
     LAWSON_TRY(plan::Planner * planner, capi::planner());
     Json document = describe_process();
     document.update(planner->info());
+    document["store"] = describe_store();
     document["plan_cache"] = describe_cache(planner->cache());
     return give_text(dump(document), json);
   });

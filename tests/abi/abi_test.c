@@ -80,6 +80,14 @@ static AbiFunction const kFunctions[] = {
     (AbiFunction)lawson_stats_json,
     (AbiFunction)lawson_stats_reset,
     (AbiFunction)lawson_status_string,
+    (AbiFunction)lawson_store_destroy,
+    (AbiFunction)lawson_store_folder,
+    (AbiFunction)lawson_store_keep,
+    (AbiFunction)lawson_store_list,
+    (AbiFunction)lawson_store_open,
+    (AbiFunction)lawson_store_plan,
+    (AbiFunction)lawson_store_prune,
+    (AbiFunction)lawson_store_verify,
     (AbiFunction)lawson_text_data,
     (AbiFunction)lawson_text_destroy,
     (AbiFunction)lawson_text_size,
@@ -197,6 +205,12 @@ static void nulls(void) {
   EXPECT_INVALID(lawson_bundle_write(NULL, NULL, 0));
   EXPECT_INVALID(lawson_bundle_open(NULL, NULL));
   EXPECT_INVALID(lawson_bundle_plan(NULL, 0, NULL));
+  EXPECT_INVALID(lawson_store_open(NULL));
+  EXPECT_INVALID(lawson_store_list(NULL, NULL));
+  EXPECT_INVALID(lawson_store_verify(NULL, 0, NULL));
+  EXPECT_INVALID(lawson_store_prune(NULL, -1, -1, NULL));
+  EXPECT_INVALID(lawson_store_plan(NULL, NULL, NULL));
+  EXPECT_INVALID(lawson_store_keep(NULL, NULL));
   EXPECT_INVALID(lawson_data_generate(NULL, 0, NULL));
   EXPECT_INVALID(lawson_data_buffer(NULL, 0, NULL, NULL));
   EXPECT_INVALID(lawson_plan_run(NULL, NULL, 0, NULL));
@@ -241,6 +255,7 @@ static void nulls(void) {
   EXPECT(strcmp(lawson_verdict_reason_message(NULL, 0), "") == 0);
   EXPECT(strcmp(lawson_plan_id(NULL), "") == 0 && strcmp(lawson_plan_key(NULL), "") == 0);
   EXPECT(strcmp(lawson_plan_engine(NULL), "") == 0 && strcmp(lawson_plan_name(NULL), "") == 0);
+  EXPECT(strcmp(lawson_store_folder(NULL), "") == 0);
   EXPECT(strcmp(lawson_plan_target(NULL), "") == 0 && lawson_plan_workspace_size(NULL) == 0);
   EXPECT(lawson_bundle_size(NULL) == 0);
   lawson_text_destroy(NULL);
@@ -250,6 +265,7 @@ static void nulls(void) {
   lawson_verdict_destroy(NULL);
   lawson_plan_destroy(NULL);
   lawson_bundle_destroy(NULL);
+  lawson_store_destroy(NULL);
   lawson_data_destroy(NULL);
   lawson_attention_config_destroy(NULL);
   lawson_attention_fwd_params_destroy(NULL);

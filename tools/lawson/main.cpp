@@ -82,6 +82,7 @@ int run(int argc, char** argv) {
   lawson::cli::add_bench(app, session);
   lawson::cli::add_print(app, session);
   lawson::cli::add_targets(app, session);
+  lawson::cli::add_cache(app, session);
   lawson::cli::add_info(app, session);
   if (argc == 1) {
     fmt::print(stderr, "{}", app.help());

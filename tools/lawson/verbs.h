@@ -35,6 +35,7 @@ void add_compile(CLI::App& app, Session& session);
 void add_run(CLI::App& app, Session& session);
 void add_bench(CLI::App& app, Session& session);
 void add_print(CLI::App& app, Session& session);
+void add_cache(CLI::App& app, Session& session);
 void add_info(CLI::App& app, Session& session);
 
 // Options that several verbs share.
