@@ -5,6 +5,7 @@
 #include <set>
 #include <thread>
 
+#include "diag/diag.h"
 #include "engine/cudnn/control.h"
 #include "engine/cudnn/facts.h"
 #include "engine/cudnn/handles.h"
@@ -37,6 +38,7 @@ Lowered* turned_of(Judged& judged, const Question& question) {
   judged.turned_refused = true;
   auto lowered = judged.again_turned();
   const auto handle = handle_for(question.device);
+  if (lowered.ok()) diag::record(diag::Event::create_graph);
   if (lowered.ok() && handle.ok() && !(*lowered)->judge(handle->get())) {
     judged.turned = std::move(lowered).value();
   }
@@ -346,6 +348,7 @@ Result<Built> build(Judged& judged, const Question& question,
   if (!fresh) return build_first([](const auto&) { return nullptr; }, named, 0, question, stop);
   LAWSON_TRY(const auto lowered, fresh());
   LAWSON_TRY(const Handle handle, handle_for(question.device));
+  diag::record(diag::Event::create_graph);
   if (const Failure failure = lowered->judge(handle.get())) {
     return refusal_or_error(*failure, question);
   }

@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 
+#include "diag/diag.h"
 #include "engine/cudnn/devices.h"
 #include "engine/cudnn/handles.h"
 #include "engine/cudnn/loader.h"
@@ -36,6 +37,7 @@ void prime() {
   std::call_once(primed, [] {
     for (const Device& target : known_targets()) {
       if (target.compute_capability != 900) continue;
+      const diag::About about{{"cudnn", "prime", {}, -1}};
       const auto graph = small_matmul(DType::f32);
       if (!graph.ok() || !need_cublaslt().ok()) return;
       auto lowered = Lowered::lower(*graph, target);
@@ -52,6 +54,7 @@ bool control_plan_builds(const Device& device) {
   const auto known = controls.find(device.compute_capability);
   if (known != controls.end()) return known->second;
   const auto graph = small_matmul(DType::f16);
+  const diag::About about{{"cudnn", "control", {}, device.ordinal}};
   bool builds = false;
   if (graph.ok()) {
     auto lowered = Lowered::lower(*graph, device);

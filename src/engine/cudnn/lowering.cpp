@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <malloc.h>
 
+#include "diag/diag.h"
 #include "engine/cudnn/loader.h"
 #include "engine/cudnn/occupancy.h"
 
@@ -83,6 +84,13 @@ Failure guarded(const char* stage, const Call& call) {
   } catch (...) {
     return StageError{stage, "EXCEPTION", "an exception of an unknown type"};
   }
+}
+
+// The same for what diagnostics call a stage.
+template <typename Call>
+Failure timed(diag::Stage stage, const char* name, const Call& call) {
+  const diag::Span span{stage};
+  return guarded(name, call);
 }
 
 fe::error_t no_error() {
@@ -252,8 +260,11 @@ Result<std::unique_ptr<Lowered>> Lowered::finish(std::unique_ptr<Impl> impl, con
 
 Failure Lowered::judge(void* handle) {
   FrontendGraph& graph = *impl_->frontend;
-  if (Failure failure = guarded("validate", [&] { return graph.validate(); })) return failure;
-  if (Failure failure = guarded("build_operation_graph", [&] {
+  using diag::Stage;
+  if (Failure failure = timed(Stage::validate, "validate", [&] { return graph.validate(); })) {
+    return failure;
+  }
+  if (Failure failure = timed(Stage::build_operation_graph, "build_operation_graph", [&] {
         return handle == nullptr ? graph.build_operation_graph()
                                  : graph.build_operation_graph(as_handle(handle));
       })) {
@@ -261,13 +272,13 @@ Failure Lowered::judge(void* handle) {
   }
   std::vector<fe::HeurMode_t> modes{fe::HeurMode_t::A};
   if (!impl_->native) modes.push_back(fe::HeurMode_t::FALLBACK);
-  if (Failure failure =
-          guarded("heuristics", [&] { return graph.create_execution_plans(modes); })) {
+  if (Failure failure = timed(Stage::create_execution_plans, "heuristics",
+                              [&] { return graph.create_execution_plans(modes); })) {
     return failure;
   }
   impl_->name_plans();
   if (impl_->workspace_limit) graph.deselect_workspace_greater_than(*impl_->workspace_limit);
-  return guarded("check_support", [&] { return graph.check_support(); });
+  return timed(Stage::check_support, "check_support", [&] { return graph.check_support(); });
 }
 
 void Lowered::limit_workspace(std::int64_t bytes) {
@@ -339,8 +350,8 @@ Failure Lowered::find_plan(const std::string& name, std::size_t& index) {
 
 Failure Lowered::build(std::size_t index) {
   const auto plan = static_cast<std::int64_t>(index);
-  if (Failure failure =
-          guarded("build_plan", [&] { return impl_->frontend->build_plan_at_index(plan); })) {
+  if (Failure failure = timed(diag::Stage::build_plans, "build_plan",
+                              [&] { return impl_->frontend->build_plan_at_index(plan); })) {
     return failure;
   }
   impl_->built = plan;
