@@ -4,22 +4,60 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <limits>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/json.h"
 #include "capi/context.h"
+#include "capi/handles.h"
 #include "capi/judge.h"
 #include "engine/engine.h"
 #include "front/attention.h"
+#include "front/spec.h"
 #include "lawson/lawson.h"
+
+namespace lawson::capi {
+
+// What a config stands for, and what it was told last.
+class ConfigQuestion {
+ public:
+  static Result<std::shared_ptr<const ConfigQuestion>> make(const Json& document);
+  Result<std::unique_ptr<lawson_verdict>> ask(const plan::KnownDevice& device, const Asked& asked,
+                                              plan::Planner& planner) const;
+
+ private:
+  using Answers = std::vector<plan::Planner::VerdictPtr>;  // of the parts
+  // A verdict over several parts is made of theirs: it is made once for the same ones.
+  struct Joint {
+    Answers parts;
+    std::shared_ptr<const SpecVerdict> verdict;
+  };
+  std::shared_ptr<const Joint> last() const;
+  bool was_told(const Joint& joint, const plan::KnownDevice& device, const Asked& asked,
+                plan::Planner& planner) const;
+
+  front::Spec spec_;
+  std::deque<plan::KnownGraph> graphs_;  // of the spec's parts
+  mutable std::mutex mutex_;
+  mutable std::shared_ptr<const Joint> last_;
+};
+
+}  // namespace lawson::capi
 
 struct lawson_attention_config {
   lawson::Json document;
+  lawson::capi::Memo<lawson::capi::ConfigQuestion> memo{};
+
+  void set(const lawson::Json& other) {
+    document = other;
+    memo.reset();
+  }
 };
 
 namespace lawson::capi {
@@ -83,6 +121,7 @@ struct AttentionParams {
   const front::Pass pass;  // forward or backward
   std::optional<Json> config;
   Device device = cpu_device();
+  std::shared_ptr<const plan::KnownDevice> known_device;  // null: nobody named one
   std::string engine;
   Options options;
   double scale = std::numeric_limits<double>::quiet_NaN();
@@ -98,6 +137,7 @@ struct AttentionParams {
   mutable std::shared_ptr<const Resolved> resolved;
 };
 
+void set_device(AttentionParams& params, const lawson_device& device);
 Status set_param(AttentionParams& params, std::int32_t id, const void* value, std::size_t size);
 Status get_param(const AttentionParams& params, std::int32_t id, void* value, std::size_t capacity,
                  std::size_t* size_written);

@@ -13,72 +13,73 @@ using Kind = ValueKind;
 using Words = std::vector<std::string>;
 
 // Words by the enumerators' values; "" is "not set", or no value at all.
-const Words kDTypes{"",       "f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "f8e8m0",
-                    "f4e2m1", "i64", "i32", "i8",  "u8",   "i4",     "bool"};
-const Words kPasses{"forward", "backward", "training"};
-const Words kLayouts{"",
-                     "bshd",
-                     "sbhd",
-                     "bhsd",
-                     "thd",
-                     "bs3hd",
-                     "sb3hd",
-                     "t3hd",
-                     "bsh3d",
-                     "sbh3d",
-                     "th3d",
-                     "bshd_bs2hd",
-                     "sbhd_sb2hd",
-                     "thd_t2hd",
-                     "bshd_bsh2d",
-                     "sbhd_sbh2d",
-                     "thd_th2d",
-                     "sbhd_bshd_bshd",
-                     "bshd_sbhd_sbhd",
-                     "bshd_bhsd_bhsd",
-                     "bshd_thd_thd",
-                     "sbhd_bhsd_bhsd",
-                     "sbhd_thd_thd",
-                     "bhsd_bshd_bshd",
-                     "bhsd_sbhd_sbhd",
-                     "bhsd_thd_thd",
-                     "thd_bshd_bshd",
-                     "thd_sbhd_sbhd",
-                     "thd_bhsd_bhsd",
-                     "bshd_bshd_sbhd",
-                     "bshd_bshd_bhsd",
-                     "bshd_sbhd_bshd",
-                     "bshd_sbhd_bhsd",
-                     "bshd_bhsd_bshd",
-                     "bshd_bhsd_sbhd",
-                     "sbhd_bshd_sbhd",
-                     "sbhd_bshd_bhsd",
-                     "sbhd_sbhd_bshd",
-                     "sbhd_sbhd_bhsd",
-                     "sbhd_bhsd_bshd",
-                     "sbhd_bhsd_sbhd",
-                     "bhsd_bshd_sbhd",
-                     "bhsd_bshd_bhsd",
-                     "bhsd_sbhd_bshd",
-                     "bhsd_sbhd_bhsd",
-                     "bhsd_bhsd_bshd",
-                     "bhsd_bhsd_sbhd",
-                     "thd_bshd_sbhd",
-                     "thd_bshd_bhsd",
-                     "thd_sbhd_bshd",
-                     "thd_sbhd_bhsd",
-                     "thd_bhsd_bshd",
-                     "thd_bhsd_sbhd"};
-const Words kMasks{"none",
-                   "padding",
-                   "causal",
-                   "padding_causal",
-                   "causal_bottom_right",
-                   "padding_causal_bottom_right"};
-const Words kBiases{"none", "pre_scale", "post_scale", "alibi"};
-const Words kSoftmaxes{"vanilla", "off_by_one", "learnable"};
-const Words kRecipes{"none", "delayed", "current", "mxfp8"};
-const Words kStrategies{"", "ring", "all_gather", "all_to_all"};
+const auto& kDTypes =
+    *new const Words{"",       "f64", "f32", "f16", "bf16", "f8e4m3", "f8e5m2", "f8e8m0",
+                     "f4e2m1", "i64", "i32", "i8",  "u8",   "i4",     "bool"};
+const auto& kPasses = *new const Words{"forward", "backward", "training"};
+const auto& kLayouts = *new const Words{"",
+                                        "bshd",
+                                        "sbhd",
+                                        "bhsd",
+                                        "thd",
+                                        "bs3hd",
+                                        "sb3hd",
+                                        "t3hd",
+                                        "bsh3d",
+                                        "sbh3d",
+                                        "th3d",
+                                        "bshd_bs2hd",
+                                        "sbhd_sb2hd",
+                                        "thd_t2hd",
+                                        "bshd_bsh2d",
+                                        "sbhd_sbh2d",
+                                        "thd_th2d",
+                                        "sbhd_bshd_bshd",
+                                        "bshd_sbhd_sbhd",
+                                        "bshd_bhsd_bhsd",
+                                        "bshd_thd_thd",
+                                        "sbhd_bhsd_bhsd",
+                                        "sbhd_thd_thd",
+                                        "bhsd_bshd_bshd",
+                                        "bhsd_sbhd_sbhd",
+                                        "bhsd_thd_thd",
+                                        "thd_bshd_bshd",
+                                        "thd_sbhd_sbhd",
+                                        "thd_bhsd_bhsd",
+                                        "bshd_bshd_sbhd",
+                                        "bshd_bshd_bhsd",
+                                        "bshd_sbhd_bshd",
+                                        "bshd_sbhd_bhsd",
+                                        "bshd_bhsd_bshd",
+                                        "bshd_bhsd_sbhd",
+                                        "sbhd_bshd_sbhd",
+                                        "sbhd_bshd_bhsd",
+                                        "sbhd_sbhd_bshd",
+                                        "sbhd_sbhd_bhsd",
+                                        "sbhd_bhsd_bshd",
+                                        "sbhd_bhsd_sbhd",
+                                        "bhsd_bshd_sbhd",
+                                        "bhsd_bshd_bhsd",
+                                        "bhsd_sbhd_bshd",
+                                        "bhsd_sbhd_bhsd",
+                                        "bhsd_bhsd_bshd",
+                                        "bhsd_bhsd_sbhd",
+                                        "thd_bshd_sbhd",
+                                        "thd_bshd_bhsd",
+                                        "thd_sbhd_bshd",
+                                        "thd_sbhd_bhsd",
+                                        "thd_bhsd_bshd",
+                                        "thd_bhsd_sbhd"};
+const auto& kMasks = *new const Words{"none",
+                                      "padding",
+                                      "causal",
+                                      "padding_causal",
+                                      "causal_bottom_right",
+                                      "padding_causal_bottom_right"};
+const auto& kBiases = *new const Words{"none", "pre_scale", "post_scale", "alibi"};
+const auto& kSoftmaxes = *new const Words{"vanilla", "off_by_one", "learnable"};
+const auto& kRecipes = *new const Words{"none", "delayed", "current", "mxfp8"};
+const auto& kStrategies = *new const Words{"", "ring", "all_gather", "all_to_all"};
 
 constexpr std::size_t kMaxTextBytes = 4096;
 
@@ -285,7 +286,8 @@ std::size_t size_of(ValueKind kind) {
 }
 
 const std::vector<ConfigAttribute>& config_attributes() {
-  static const std::vector<ConfigAttribute> table{
+  // Never destroyed: destructors of static objects may ask.
+  static const auto& table = *new const std::vector<ConfigAttribute>{
       {LAWSON_ATTENTION_NAME, "name", "/name", Kind::text},
       word(LAWSON_ATTENTION_PASS, "pass", "/pass", kPasses),
       word(LAWSON_ATTENTION_DTYPE, "dtype", "/dtype", kDTypes, LAWSON_DTYPE_BF16),

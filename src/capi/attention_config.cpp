@@ -7,7 +7,7 @@
 namespace lawson::capi {
 namespace {
 
-const std::string kSource = "attention config";
+const auto& kSource = *new const std::string{"attention config"};  // never destroyed
 
 std::string_view pass_text(front::Pass pass) {
   return pass == front::Pass::backward ? "backward" : "forward";
@@ -58,6 +58,60 @@ Result<SpecVerdict> select(const Json& document, const Device& device, const Ask
   return judge_spec(spec, device, asked, planner);
 }
 
+Result<std::shared_ptr<const ConfigQuestion>> ConfigQuestion::make(const Json& document) {
+  auto question = std::make_shared<ConfigQuestion>();
+  LAWSON_TRY(question->spec_, front::spec_from_json(document, kSource));
+  for (const front::SpecPart& part : question->spec_.parts) {
+    question->graphs_.emplace_back(part.graph);
+  }
+  return std::shared_ptr<const ConfigQuestion>{std::move(question)};
+}
+
+std::shared_ptr<const ConfigQuestion::Joint> ConfigQuestion::last() const {
+  const std::lock_guard lock{mutex_};
+  return last_;
+}
+
+// The parts' verdicts are known, and are the same as before.
+bool ConfigQuestion::was_told(const Joint& joint, const plan::KnownDevice& device,
+                              const Asked& asked, plan::Planner& planner) const {
+  for (std::size_t i = 0; i < graphs_.size(); ++i) {
+    if (planner.known_verdict(graphs_[i], device, asked.engine, asked.options) != joint.parts[i]) {
+      return false;
+    }
+  }
+  return true;
+}
+
+Result<std::unique_ptr<lawson_verdict>> ConfigQuestion::ask(const plan::KnownDevice& device,
+                                                            const Asked& asked,
+                                                            plan::Planner& planner) const {
+  if (graphs_.size() == 1 && spec_.steps.empty()) {
+    LAWSON_TRY(auto verdict, planner.verdict(graphs_.front(), device, asked.engine, asked.options));
+    return std::make_unique<lawson_verdict>(lawson_verdict{std::move(verdict), nullptr});
+  }
+  if (const auto joint = last(); joint != nullptr && was_told(*joint, device, asked, planner)) {
+    return make_verdict_handle(joint->verdict);
+  }
+  auto joint = std::make_shared<Joint>();
+  joint->parts.resize(graphs_.size());
+  const auto probe = [&](const ir::Graph& graph) -> Result<Verdict> {
+    for (std::size_t i = 0; i < graphs_.size(); ++i) {
+      if (&spec_.parts[i].graph != &graph) continue;
+      LAWSON_TRY(joint->parts[i], planner.verdict(graphs_[i], device, asked.engine, asked.options));
+      return *joint->parts[i];
+    }
+    return error(ErrorKind::internal, "a graph of no part of the config was to be judged");
+  };
+  LAWSON_TRY(SpecVerdict judged, judge_spec(spec_, device.device(), asked, planner, probe));
+  joint->verdict = std::make_shared<const SpecVerdict>(std::move(judged));
+  if (!graphs_.empty()) {
+    const std::lock_guard lock{mutex_};
+    last_ = joint;
+  }
+  return make_verdict_handle(joint->verdict);
+}
+
 }  // namespace lawson::capi
 
 using namespace lawson;
@@ -82,6 +136,7 @@ lawson_status lawson_attention_config_set_attribute(lawson_attention_config* con
                                                     size_t size) {
   return guard([&]() -> Status {
     LAWSON_CHECK(require(config, "config"));
+    config->memo.reset();
     return set_config_attribute(config->document, attribute, value, size);
   });
 }
@@ -144,8 +199,14 @@ lawson_status lawson_attention_select(const lawson_attention_config* config,
     LAWSON_CHECK(require(verdict, "verdict"));
     LAWSON_TRY(Asked asked, read_options(options));
     LAWSON_TRY(plan::Planner * planner, capi::planner());
-    LAWSON_TRY(SpecVerdict judged, select(config->document, device->device, asked, *planner));
-    *verdict = new lawson_verdict{std::move(judged.verdict), std::move(judged.json)};
+    auto question = config->memo.current();
+    if (question == nullptr) {
+      LAWSON_TRY(auto made, ConfigQuestion::make(config->document));
+      question = config->memo.get([&] { return std::move(made); });
+    }
+    const auto known = device->known();
+    LAWSON_TRY(auto answer, question->ask(*known, asked, *planner));
+    *verdict = answer.release();
     return {};
   });
 }

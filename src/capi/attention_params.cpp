@@ -199,7 +199,7 @@ Status set_scalar(AttentionParams& params, const ScalarAttribute& scalar, const 
     }
     case LAWSON_PARAM_DEVICE: {
       LAWSON_TRY(const auto* device, read_handle<lawson_device>(value, scalar.name));
-      params.device = device->device;
+      set_device(params, *device);
       break;
     }
     case LAWSON_PARAM_ENGINE:
@@ -233,8 +233,9 @@ Status set_scalar(AttentionParams& params, const ScalarAttribute& scalar, const 
 
 // Copies into the handle that `value` points to.
 template <typename Handle, typename Content>
-Status give_handle(std::string_view name, const Content& content, Content Handle::*member,
-                   void* value, std::size_t capacity, std::size_t* size_written) {
+Status give_handle(std::string_view name, const Content& content,
+                   void (Handle::*set)(const Content&), void* value, std::size_t capacity,
+                   std::size_t* size_written) {
   if (value != nullptr) {
     if (capacity < sizeof(Handle*)) {
       return invalid("attribute '{}': its value has {} bytes; there is room for {}", name,
@@ -246,7 +247,7 @@ Status give_handle(std::string_view name, const Content& content, Content Handle
       return invalid("attribute '{}' is copied into a handle of the caller, and '*value' is NULL",
                      name);
     }
-    target->*member = content;
+    (target->*set)(content);
   }
   if (size_written != nullptr) *size_written = sizeof(Handle*);
   return {};
@@ -260,10 +261,10 @@ Status get_scalar(const AttentionParams& params, const ScalarAttribute& scalar, 
   switch (scalar.id) {
     case LAWSON_PARAM_CONFIG:
       if (!params.config) return give(nullptr, 0);
-      return give_handle(scalar.name, *params.config, &lawson_attention_config::document, value,
+      return give_handle(scalar.name, *params.config, &lawson_attention_config::set, value,
                          capacity, size_written);
     case LAWSON_PARAM_DEVICE:
-      return give_handle(scalar.name, params.device, &lawson_device::device, value, capacity,
+      return give_handle(scalar.name, params.device, &lawson_device::set, value, capacity,
                          size_written);
     case LAWSON_PARAM_ENGINE:
       return give(params.engine.data(), params.engine.size());
@@ -281,6 +282,11 @@ Status get_scalar(const AttentionParams& params, const ScalarAttribute& scalar, 
 }
 
 }  // namespace
+
+void set_device(AttentionParams& params, const lawson_device& device) {
+  params.device = device.device;
+  params.known_device = device.known();
+}
 
 const std::array<TensorAttribute, kTensorCount>& tensor_attributes() {
   return kTensors;

@@ -6,6 +6,7 @@
 #include "capi/attention.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
+#include "diag/diag.h"
 
 namespace lawson::capi {
 
@@ -220,18 +221,25 @@ Error with_all_reasons(Error error) {
   return error;
 }
 
+std::shared_ptr<const Resolved> known(const AttentionParams& params) {
+  const std::lock_guard lock{params.mutex};
+  return params.resolved;
+}
+
 Result<std::shared_ptr<const Resolved>> resolve(const AttentionParams& params,
                                                 plan::Planner& planner, void* stream) {
-  {
-    const std::lock_guard lock{params.mutex};
-    if (params.resolved != nullptr) return params.resolved;
-  }
+  if (auto resolved = known(params)) return resolved;
   Result<Json> document = params.config ? Result<Json>{*params.config} : derive(params);
   if (!document.ok()) return std::move(document).error();
   auto graph = attention_graph(*document, params.pass);
   if (!graph.ok()) return with_all_reasons(std::move(graph).error());
   LAWSON_TRY(Resolved resolved, Binder(params, *graph).run());
-  auto loaded = planner.acquire(*graph, params.device, params.engine, params.options, stream);
+  const plan::KnownGraph asked{*graph};
+  auto loaded =
+      params.known_device != nullptr
+          ? planner.acquire(asked, *params.known_device, params.engine, params.options, stream)
+          : planner.acquire(asked, plan::KnownDevice{params.device}, params.engine, params.options,
+                            stream);
   if (!loaded.ok()) return with_all_reasons(std::move(loaded).error());
   resolved.loaded = std::move(loaded).value();
   auto shared = std::make_shared<const Resolved>(std::move(resolved));
@@ -260,7 +268,12 @@ Result<std::shared_ptr<Loaded>> plan_of(const AttentionParams& params, plan::Pla
 
 Status run(const AttentionParams& params, plan::Planner& planner, void* workspace,
            std::size_t workspace_size, void* stream) {
-  LAWSON_TRY(const auto resolved, resolve(params, planner, stream));
+  auto resolved = known(params);
+  if (resolved != nullptr) {
+    diag::record(diag::Event::hit, plan::subject_of(*resolved->loaded));
+  } else {
+    LAWSON_TRY(resolved, resolve(params, planner, stream));
+  }
   std::array<Binding, kMaxBindings> bindings;
   std::size_t count = 0;
   for (const Resolved::Operand& operand : resolved->operands) {

@@ -1,15 +1,19 @@
 #include "capi/context.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
+#include <memory>
 #include <mutex>
+#include <new>
 
 #include "capi/guard.h"
 #include "engine/registry.h"
@@ -19,17 +23,42 @@ namespace {
 
 namespace fs = std::filesystem;
 
+// Of a process. A forked child begins with a planner of its own and the parent's settings: locks
+// of the parent's may be held by threads that do not exist there, and its workers are not ours.
 struct State {
-  std::mutex mutex;
-  plan::Planner* planner = nullptr;
+  std::mutex mutex;  // held while a planner is made, and for settings
   std::string cudnn_path;
   int max_workers = 0;
+  // What a forked child leaves alone.
+  const State* parents = nullptr;
+  const plan::Planner* parents_planner = nullptr;
 };
 
+std::atomic<State*> current_state{nullptr};
+std::atomic<plan::Planner*> current_planner{nullptr};
+
 State& state() {
-  static State* const instance = new State;  // never destroyed: see planner()
-  return *instance;
+  State* known = current_state.load(std::memory_order_acquire);
+  if (known != nullptr) return *known;
+  auto fresh = std::make_unique<State>();
+  if (current_state.compare_exchange_strong(known, fresh.get())) known = fresh.release();
+  return *known;
 }
+
+// What the parent had is left as it is, whatever state it is in. Copying texts allocates, which
+// glibc allows in a child.
+[[maybe_unused]] const int kRegistered = ::pthread_atfork(nullptr, nullptr, [] {
+  const plan::Planner* planner = current_planner.exchange(nullptr);
+  const State* parents = current_state.exchange(nullptr);
+  if (parents == nullptr) return;
+  auto* own = new (std::nothrow) State;
+  if (own == nullptr) return;
+  own->cudnn_path = parents->cudnn_path;
+  own->max_workers = parents->max_workers;
+  own->parents = parents;
+  own->parents_planner = planner;
+  current_state.store(own);
+});
 
 constexpr std::array kOptionPrefixes{
     offsetof(lawson_options, strength),      offsetof(lawson_options, workspace_limit),
@@ -66,9 +95,11 @@ std::string libexec_folder() {
 }
 
 Result<plan::Planner*> planner() {
+  if (plan::Planner* ready = current_planner.load(std::memory_order_acquire)) return ready;
   State& shared = state();
   const std::lock_guard lock{shared.mutex};
-  if (shared.planner == nullptr) {
+  plan::Planner* made = current_planner.load(std::memory_order_acquire);
+  if (made == nullptr) {
     const std::string folder = libexec_folder();
     plan::PlannerConfig config;
     config.engines = engines();
@@ -77,16 +108,18 @@ Result<plan::Planner*> planner() {
     config.cudnn_path = shared.cudnn_path;
     if (!shared.cudnn_path.empty()) choose_cudnn(shared.cudnn_path);
     config.max_workers = shared.max_workers;
-    config.tuned_plans = plan::TunedPlans::environment();
-    shared.planner = new plan::Planner(std::move(config));
+    config.store = plan::Store::environment();
+    if (const char* bundles = std::getenv("LAWSON_BUNDLE_PATH")) config.bundle_path = bundles;
+    made = new plan::Planner(std::move(config));
+    current_planner.store(made, std::memory_order_release);
   }
-  return shared.planner;
+  return made;
 }
 
 Status configure(const lawson_settings& settings) {
   State& shared = state();
   const std::lock_guard lock{shared.mutex};
-  if (shared.planner != nullptr) {
+  if (current_planner.load(std::memory_order_acquire) != nullptr) {
     return invalid(
         "lawson_configure was called after the first call that needed an engine; call "
         "it before any probe, compile or device query");

@@ -7,6 +7,7 @@
 #include "capi/guard.h"
 #include "capi/handles.h"
 #include "capi/store.h"
+#include "diag/settings.h"
 
 namespace lawson::capi {
 namespace {
@@ -14,25 +15,32 @@ namespace {
 constexpr std::array kSettingsPrefixes{offsetof(lawson_settings, max_workers)};
 
 // What changes the answers: docs/design.md, "Environment variables" and the search for cuDNN.
-constexpr std::array kVariables{
-    "LAWSON_CUDNN",       "LAWSON_NVRTC", "LAWSON_LIBEXEC",      "LAWSON_ENGINE",  "LAWSON_POLICY",
-    "LAWSON_NUM_THREADS", "LAWSON_CACHE", "LAWSON_CACHE_DIR",    "LAWSON_CPU_ISA", "VIRTUAL_ENV",
-    "CUDA_HOME",          "CUDA_PATH",    "CUDA_VISIBLE_DEVICES"};
+constexpr std::array kVariables{"LAWSON_CUDNN",   "LAWSON_NVRTC",        "LAWSON_LIBEXEC",
+                                "LAWSON_ENGINE",  "LAWSON_POLICY",       "LAWSON_NUM_THREADS",
+                                "LAWSON_CACHE",   "LAWSON_CACHE_DIR",    "LAWSON_BUNDLE_PATH",
+                                "LAWSON_CPU_ISA", "VIRTUAL_ENV",         "CUDA_HOME",
+                                "CUDA_PATH",      "CUDA_VISIBLE_DEVICES"};
 
 Json describe_process() {
   Json variables = Json::object();
-  for (const char* name : kVariables) {
+  const auto describe = [&](const char* name) {
     if (const char* value = std::getenv(name)) variables[name] = value;
-  }
+  };
+  for (const char* name : kVariables) describe(name);
+  for (const std::string& name : diag::setting_names()) describe(name.c_str());
   return {{"version", lawson_version()},          {"library", library_path()},
           {"libexec", libexec_folder()},          {"compiler", LAWSON_COMPILER_TEXT},
           {"build_type", LAWSON_BUILD_TYPE_TEXT}, {"environment", std::move(variables)}};
 }
 
-// The process's loaded plans: how many there are, and how they came.
-Json describe_cache(const plan::PlanCache& cache) {
-  const plan::PlanCache::Counters counters = cache.counters();
-  return {{"plans", cache.size()},
+// What the process keeps: how much there is, and how it came.
+template <typename T>
+Json describe_cache(const char* what, const plan::SharedCache<T>& cache) {
+  const plan::CacheCounters counters = cache.counters();
+  return {{what, cache.size()},
+          {"bytes", cache.bytes()},
+          {"most", cache.budget().count},
+          {"most_bytes", cache.budget().bytes},
           {"hits", counters.hits},
           {"builds", counters.builds},
           {"failures", counters.failures},
@@ -70,7 +78,8 @@ lawson_status lawson_info(lawson_text** json) {
     Json document = describe_process();
     document.update(planner->info());
     document["store"] = describe_store();
-    document["plan_cache"] = describe_cache(planner->cache());
+    document["plan_cache"] = describe_cache("plans", planner->cache());
+    document["verdict_cache"] = describe_cache("verdicts", planner->verdicts());
     return give_text(dump(document), json);
   });
 }

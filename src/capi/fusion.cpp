@@ -308,11 +308,12 @@ Result<std::unique_ptr<lawson_fusion>> make_fusion(const ir::Graph& graph, Acqui
               {"graph", ir::print(graph)}};
   handle->executable = std::make_shared<const lawson_plan::Executable>(
       lawson_plan::Executable{std::move(acquired.loaded), acquired.device});
-  return std::make_unique<lawson_fusion>(lawson_fusion{{graph},
-                                                       {std::move(acquired.device)},
-                                                       {std::move(verdict), std::move(json)},
-                                                       std::move(handle),
-                                                       std::move(report)});
+  return std::make_unique<lawson_fusion>(
+      lawson_fusion{{graph},
+                    {std::move(acquired.device)},
+                    {std::make_shared<const Verdict>(std::move(verdict)), nullptr},
+                    std::move(handle),
+                    std::move(report)});
 }
 
 bool leads_on(const Error& error) {

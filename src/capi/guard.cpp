@@ -9,6 +9,8 @@ namespace {
 
 constexpr std::size_t kMaxMessageBytes = std::size_t{64} << 10;
 
+constexpr const char* kNoMemory = "out of memory while an error was being reported";
+
 // What lawson_last_error_message hands out. A message that cannot be stored falls back to a
 // literal, so that reporting an error never fails.
 struct LastError {
@@ -16,18 +18,29 @@ struct LastError {
   const char* shown = "";
 };
 
-LastError& last_error() noexcept {
-  thread_local LastError error;
+// nullptr without memory. Ends with its thread; for calls after that (from a destructor of a static
+// object) there is one that stays.
+LastError* last_error() noexcept {
+  thread_local LastError* error = nullptr;
+  thread_local struct End {
+    ~End() {
+      delete error;
+      error = nullptr;
+    }
+  } end;
+  static_cast<void>(end);
+  if (error == nullptr) error = new (std::nothrow) LastError;
   return error;
 }
 
 lawson_status keep(lawson_status status, std::string_view message) noexcept {
-  LastError& last = last_error();
+  LastError* last = last_error();
+  if (last == nullptr) return status;
   try {
-    last.text.assign(message.substr(0, kMaxMessageBytes));
-    last.shown = last.text.c_str();
+    last->text.assign(message.substr(0, kMaxMessageBytes));
+    last->shown = last->text.c_str();
   } catch (...) {
-    last.shown = "out of memory while an error was being reported";
+    last->shown = kNoMemory;
   }
   return status;
 }
@@ -106,7 +119,8 @@ const char* lawson_status_string(lawson_status status) {
 }
 
 const char* lawson_last_error_message(void) {
-  return lawson::capi::last_error().shown;
+  const lawson::capi::LastError* last = lawson::capi::last_error();
+  return last == nullptr ? lawson::capi::kNoMemory : last->shown;
 }
 
 const char* lawson_version(void) {

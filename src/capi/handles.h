@@ -1,16 +1,57 @@
 // What the opaque handles of lawson.h are: plain structs, immutable once handed out (a plan's
-// loaded state aside, which has its own lock).
+// loaded state and what is remembered of graphs and devices aside, which have their own locks).
 #pragma once
 
 #include <memory>
 #include <mutex>
 #include <string>
+#include <utility>
 
 #include "base/json.h"
 #include "engine/engine.h"
 #include "front/spec.h"
 #include "ir/graph.h"
 #include "lawson/lawson.h"
+#include "plan/question.h"
+
+namespace lawson::capi {
+
+// What is found once of a handle's content, by whoever needs it first. A copy of the handle finds
+// it again.
+template <typename T>
+class Memo {
+ public:
+  Memo() = default;
+  Memo(const Memo&) {}
+  Memo& operator=(const Memo&) {
+    reset();
+    return *this;
+  }
+
+  // No lock is held while `make` runs.
+  template <typename Make>
+  std::shared_ptr<const T> get(Make&& make) const {
+    if (auto known = current()) return known;
+    std::shared_ptr<const T> made = std::forward<Make>(make)();
+    const std::lock_guard lock{mutex_};
+    if (value_ == nullptr) value_ = std::move(made);
+    return value_;
+  }
+  std::shared_ptr<const T> current() const {
+    const std::lock_guard lock{mutex_};
+    return value_;
+  }
+  void reset() {
+    const std::lock_guard lock{mutex_};
+    value_ = nullptr;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::shared_ptr<const T> value_;
+};
+
+}  // namespace lawson::capi
 
 struct lawson_text {
   std::string text;
@@ -18,6 +59,15 @@ struct lawson_text {
 
 struct lawson_device {
   lawson::Device device;
+  lawson::capi::Memo<lawson::plan::KnownDevice> memo{};
+
+  std::shared_ptr<const lawson::plan::KnownDevice> known() const {
+    return memo.get([&] { return std::make_shared<const lawson::plan::KnownDevice>(device); });
+  }
+  void set(const lawson::Device& other) {
+    device = other;
+    memo.reset();
+  }
 };
 
 struct lawson_spec {
@@ -26,11 +76,16 @@ struct lawson_spec {
 
 struct lawson_graph {
   lawson::ir::Graph graph;
+  lawson::capi::Memo<lawson::plan::KnownGraph> memo{};
+
+  std::shared_ptr<const lawson::plan::KnownGraph> known() const {
+    return memo.get([&] { return std::make_shared<const lawson::plan::KnownGraph>(graph); });
+  }
 };
 
 struct lawson_verdict {
-  lawson::Verdict verdict;
-  lawson::Json json;
+  std::shared_ptr<const lawson::Verdict> verdict;
+  std::shared_ptr<const lawson::Json> json;  // null: the verdict's own
 };
 
 struct lawson_plan {

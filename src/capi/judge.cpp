@@ -162,14 +162,22 @@ Result<SpecVerdict> judge_spec(const front::Spec& spec, const Device& device, co
 
 Result<SpecVerdict> judge_spec(const front::Spec& spec, const Device& device, const Asked& asked,
                                plan::Planner& planner) {
+  const plan::KnownDevice known{device};
+  return judge_spec(spec, device, asked, planner, [&](const ir::Graph& graph) -> Result<Verdict> {
+    LAWSON_TRY(const auto verdict,
+               planner.verdict(plan::KnownGraph{graph}, known, asked.engine, asked.options));
+    return *verdict;
+  });
+}
+
+Result<SpecVerdict> judge_spec(const front::Spec& spec, const Device& device, const Asked& asked,
+                               plan::Planner& planner, const ProbeGraph& probe) {
   const std::string engine = engine_for(device, asked.engine);
   if (planner.engine(engine) == nullptr) {
     // The planner words this error, for specs without graphs too.
     LAWSON_CHECK(planner.probe({}, device, engine, asked.options));
   }
-  return judge(spec, device, engine, [&](const ir::Graph& graph) {
-    return planner.probe(graph, device, asked.engine, asked.options);
-  });
+  return judge(spec, device, engine, probe);
 }
 
 }  // namespace lawson::capi

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,10 @@ using ProbeGraph = std::function<Result<Verdict>(const ir::Graph&)>;
 Result<SpecVerdict> judge(const front::Spec& spec, const Device& device, const std::string& engine,
                           const ProbeGraph& probe);
 
+std::unique_ptr<lawson_verdict> make_verdict_handle(SpecVerdict judged);
+std::unique_ptr<lawson_verdict> make_verdict_handle(
+    const std::shared_ptr<const SpecVerdict>& judged);
+
 // All parts must be supported; strength and evidence are the weakest part's, the key covers all.
 Verdict combine(const std::vector<std::string>& names, const std::vector<Verdict>& parts);
 
@@ -32,5 +37,8 @@ Verdict combine(const std::vector<std::string>& names, const std::vector<Verdict
 Result<SpecVerdict> judge_spec(const front::Spec& spec, const Device& device, const Asked& asked);
 Result<SpecVerdict> judge_spec(const front::Spec& spec, const Device& device, const Asked& asked,
                                plan::Planner& planner);
+// With a way to the planner of the caller's own.
+Result<SpecVerdict> judge_spec(const front::Spec& spec, const Device& device, const Asked& asked,
+                               plan::Planner& planner, const ProbeGraph& probe);
 
 }  // namespace lawson::capi

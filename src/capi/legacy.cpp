@@ -51,7 +51,7 @@ using TensorArgument = std::pair<std::int32_t, const lawson_tensor*>;
 // state the tensors may not contradict.
 Status fill(AttentionParams& params, const Json& config, double scale, const lawson_device* device,
             std::initializer_list<TensorArgument> tensors) {
-  if (device != nullptr) params.device = device->device;
+  if (device != nullptr) set_device(params, *device);
   LAWSON_CHECK(set_param(params, LAWSON_PARAM_SCALE, &scale, sizeof(scale)));
   for (const auto& [attribute, tensor] : tensors) {
     if (tensor == nullptr) continue;
@@ -140,7 +140,7 @@ lawson_status lawson_legacy_attention_backend(
     LAWSON_TRY(SpecVerdict judged, select(config, where, {}, *planner));
     const std::int32_t answer = backend_of(judged.verdict);
     if (verdict != nullptr) {
-      *verdict = new lawson_verdict{std::move(judged.verdict), std::move(judged.json)};
+      *verdict = make_verdict_handle(std::move(judged)).release();
     }
     *backend = answer;
     return {};

@@ -1,4 +1,8 @@
 // Plans: compile, serialise, load, execute.
+#include <array>
+#include <span>
+#include <vector>
+
 #include "capi/context.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
@@ -19,6 +23,8 @@ Result<std::unique_ptr<lawson_plan>> make_plan_handle(Plan plan) {
 }
 
 namespace {
+
+constexpr std::size_t kUsualBindings = 64;
 
 // A caller that only sees the message still sees every reason.
 Error with_all_reasons(Error error) {
@@ -138,11 +144,15 @@ lawson_status lawson_plan_execute(const lawson_plan* plan, const lawson_binding*
       return invalid("plan {} is not loaded; call lawson_plan_load first", plan->plan.plan_id);
     }
     LAWSON_TRY(plan::Planner * planner, capi::planner());
-    std::vector<Binding> bound;
-    bound.reserve(count);
-    for (std::size_t i = 0; i < count; ++i) bound.push_back({bindings[i].uid, bindings[i].data});
-    return planner->execute(plan->plan, *executable->loaded, bound, workspace, workspace_size,
-                            stream);
+    const auto execute = [&](std::span<Binding> bound) {
+      for (std::size_t i = 0; i < count; ++i) bound[i] = {bindings[i].uid, bindings[i].data};
+      return planner->execute(plan->plan, *executable->loaded, bound, workspace, workspace_size,
+                              stream);
+    };
+    std::array<Binding, kUsualBindings> usual;  // no allocation for them
+    if (count <= usual.size()) return execute({usual.data(), count});
+    std::vector<Binding> many(count);
+    return execute(many);
   });
 }
 

@@ -153,6 +153,7 @@ std::vector<std::byte> plan_to_bytes(const Plan& plan) {
               {"graph", plan.graph_json},
               {"bytes", Json::binary(std::move(payload))}};
   if (!plan.choice.empty()) header["choice"] = plan.choice;
+  if (plan.deviceless) header["deviceless"] = true;
   const std::vector<std::uint8_t> cbor = Json::to_cbor(header);
   std::string out{kPlanMagic};
   for (int i = 0; i < 8; ++i) {
@@ -193,6 +194,7 @@ Result<Plan> plan_from_bytes(std::span<const std::byte> bytes) {
     plan.workspace_bytes = header.at("workspace_bytes").get<std::int64_t>();
     plan.graph_json = header.at("graph").get<std::string>();
     plan.choice = header.value("choice", "");
+    plan.deviceless = header.value("deviceless", false);
     const auto& payload = header.at("bytes").get_binary();
     plan.bytes.resize(payload.size());
     if (!payload.empty()) std::memcpy(plan.bytes.data(), payload.data(), payload.size());
@@ -217,6 +219,29 @@ std::string make_plan_id(std::string_view key, std::string_view plan_name,
   std::string text = fmt::format("plan 1\n{}\n{}\n", key, plan_name);
   for (const std::string& rewrite : rewrites) text += rewrite + "\n";
   return hash_hex(text);
+}
+
+std::size_t host_bytes(const Plan& plan) {
+  std::size_t bytes = sizeof(plan) + plan.bytes.capacity();
+  for (const std::string* text :
+       {&plan.key, &plan.plan_id, &plan.engine, &plan.engine_version, &plan.target,
+        &plan.device_fingerprint, &plan.plan_name, &plan.graph_json, &plan.choice}) {
+    bytes += text->capacity();
+  }
+  return bytes;
+}
+
+std::size_t host_bytes(const ir::Graph& graph) {
+  std::size_t bytes = sizeof(graph) + graph.name.capacity();
+  for (const ir::Tensor& tensor : graph.tensors) {
+    bytes += sizeof(tensor) + tensor.name.capacity() + sizeof(double) * tensor.values.capacity() +
+             sizeof(std::int64_t) * (tensor.shape.capacity() + tensor.strides.capacity());
+  }
+  for (const ir::Node& node : graph.nodes) {
+    bytes += sizeof(node) + node.source.capacity() +
+             sizeof(ir::TensorId) * (node.inputs.capacity() + node.outputs.capacity());
+  }
+  return bytes;
 }
 
 Result<std::vector<OracleOutput>> Engine::oracle(const ir::Graph&, std::span<const Binding>,

@@ -74,8 +74,11 @@ struct Plan {
   std::string device_fingerprint;
   std::string plan_name;
   std::int64_t workspace_bytes = 0;
-  std::string graph_json;        // the canonical graph, for bindings and inspection
-  std::string choice;            // as in Verdict
+  std::string graph_json;  // the canonical graph, for bindings and inspection
+  std::string choice;      // as in Verdict
+  // Chosen without the device, among the engine configs that can be built without it: a process
+  // that has the device may have faster ones.
+  bool deviceless = false;
   std::vector<std::byte> bytes;  // the engine's own
 };
 
@@ -86,11 +89,25 @@ std::vector<std::byte> plan_to_bytes(const Plan& plan);
 // Any defect of the bytes is an error that says what is wrong; never trusts a length.
 Result<Plan> plan_from_bytes(std::span<const std::byte> bytes);
 
+// The host's memory that it takes, as far as it is ours.
+std::size_t host_bytes(const Plan& plan);
+std::size_t host_bytes(const ir::Graph& graph);
+
 // A plan that can be executed. Thread-safe to execute unless an engine says otherwise.
 class Loaded {
  public:
+  // What events about it say besides its plan's engine and key; set before it is handed out.
+  struct Label {
+    std::string_view pass;  // engine/subject.h
+    int ordinal = -1;       // of the live GPU
+  };
+
   virtual ~Loaded() = default;
   virtual const Plan& plan() const = 0;
+  // The plan and what the engine made of it; without what a library behind it holds.
+  virtual std::size_t host_bytes() const { return lawson::host_bytes(plan()); }
+
+  Label label;
 };
 
 // Where an input or output lives: device memory for a CUDA device, host memory for cpu; by-value
@@ -129,6 +146,12 @@ class Engine {
 
   virtual std::string_view name() const = 0;
   virtual bool accepts(const Device& device) const = 0;  // runs on devices of this kind
+  // The build that answers in this process, as in Verdict::engine_version. Cheap after the first
+  // call, which may open libraries; an error where they are missing.
+  virtual Result<std::string> version() = 0;
+  // Whether it records diag::Event::create_graph itself, since it may need several graphs to judge
+  // one; else one is counted for each question that it is asked first.
+  virtual bool tells_graphs() const { return false; }
 
   virtual Result<Verdict> probe(const ir::Graph& graph, const Device& device,
                                 const Options& options) = 0;

@@ -10,7 +10,8 @@
 namespace lawson {
 
 const std::vector<std::shared_ptr<Engine>>& engines() {
-  static const std::vector<std::shared_ptr<Engine>> list{
+  // Never destroyed: destructors of static objects may ask.
+  static const auto& list = *new std::vector<std::shared_ptr<Engine>>{
 #ifdef LAWSON_HAVE_CUDNN
       make_cudnn_engine(),
 #endif

@@ -14,21 +14,25 @@ namespace {
 
 using ir::SoftmaxKind;
 
-const std::vector<std::string> kPasses{"forward", "backward", "training"};
-const std::vector<std::string> kMasks{"none",
-                                      "padding",
-                                      "causal",
-                                      "padding_causal",
-                                      "causal_bottom_right",
-                                      "padding_causal_bottom_right"};
-const std::vector<std::string> kBiases{"none", "pre_scale", "post_scale", "alibi"};
-const std::vector<std::string> kSoftmaxes{"vanilla", "off_by_one", "learnable"};
-const std::vector<std::string> kDTypes{"f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2"};
-const std::vector<std::string> kBiasDTypes{"f16", "bf16", "f32", "f64"};
-const std::vector<std::string> kMaskDTypes{"bool", "f16", "bf16", "f32", "f64"};
-const std::vector<std::string> kStrategies{"ring", "all_gather", "all_to_all"};
-const std::vector<std::string> kRecipes{"none", "delayed", "current", "mxfp8"};
-const std::vector<std::string> kStrided{"q", "k", "v", "o", "do", "dq", "dk", "dv"};
+// Never destroyed: threads may still read specs when the process ends.
+const auto& kPasses = *new const std::vector<std::string>{"forward", "backward", "training"};
+const auto& kMasks = *new const std::vector<std::string>{"none",
+                                                         "padding",
+                                                         "causal",
+                                                         "padding_causal",
+                                                         "causal_bottom_right",
+                                                         "padding_causal_bottom_right"};
+const auto& kBiases =
+    *new const std::vector<std::string>{"none", "pre_scale", "post_scale", "alibi"};
+const auto& kSoftmaxes = *new const std::vector<std::string>{"vanilla", "off_by_one", "learnable"};
+const auto& kDTypes =
+    *new const std::vector<std::string>{"f16", "bf16", "f32", "f64", "f8e4m3", "f8e5m2"};
+const auto& kBiasDTypes = *new const std::vector<std::string>{"f16", "bf16", "f32", "f64"};
+const auto& kMaskDTypes = *new const std::vector<std::string>{"bool", "f16", "bf16", "f32", "f64"};
+const auto& kStrategies = *new const std::vector<std::string>{"ring", "all_gather", "all_to_all"};
+const auto& kRecipes = *new const std::vector<std::string>{"none", "delayed", "current", "mxfp8"};
+const auto& kStrided =
+    *new const std::vector<std::string>{"q", "k", "v", "o", "do", "dq", "dk", "dv"};
 
 template <typename Enum>
 Enum pick(const std::string& word, const std::vector<std::string>& words) {

@@ -10,11 +10,12 @@ namespace {
 
 using Packing = Layout::Packing;
 
-const std::vector<std::string> kWords{"bshd", "sbhd", "bhsd", "thd"};
+const auto& kWords = *new const std::vector<std::string>{"bshd", "sbhd", "bhsd", "thd"};
 
 // Layouts in which q, k and v, or k and v, share memory.
 const std::map<std::string, Layout, std::less<>>& packed_layouts() {
-  static const std::map<std::string, Layout, std::less<>> table = [] {
+  // Never destroyed: destructors of static objects may ask.
+  static const auto& table = *new const std::map<std::string, Layout, std::less<>>([] {
     std::map<std::string, Layout, std::less<>> layouts;
     for (const std::string axes : {"bs", "sb", "t"}) {
       const std::string word = axes + "hd";
@@ -25,7 +26,7 @@ const std::map<std::string, Layout, std::less<>>& packed_layouts() {
       layouts[fmt::format("{}_{}h2d", word, axes)] = {words, Packing::kv_h2d};
     }
     return layouts;
-  }();
+  }());
   return table;
 }
 
@@ -72,11 +73,11 @@ std::string shared_axes(const std::string& word, Packing packing) {
 }  // namespace
 
 const std::vector<std::string>& layout_names() {
-  static const std::vector<std::string> names = [] {
+  static const auto& names = *new const std::vector<std::string>([] {
     std::vector<std::string> list = kWords;
     for (const auto& [name, layout] : packed_layouts()) list.push_back(name);
     return list;
-  }();
+  }());
   return names;
 }
 

@@ -19,7 +19,8 @@ constexpr std::array<std::string_view, kReduceCount> kReduce{"sum",  "max",  "mi
 
 // Ops whose name needs no kind.
 const std::array<std::pair<std::string_view, Op>, 19>& plain_ops() {
-  static const std::array<std::pair<std::string_view, Op>, 19> table{{
+  // Never destroyed: destructors of static objects may ask. So are all tables of this kind.
+  static const auto& table = *new const std::array<std::pair<std::string_view, Op>, 19>{{
       {"matmul", Matmul{}},
       {"scaled_matmul", ScaledMatmul{}},
       {"convert", Convert{}},

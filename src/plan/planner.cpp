@@ -3,20 +3,25 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cctype>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <cstdio>
 #include <mutex>
 #include <optional>
 #include <stop_token>
 #include <thread>
 #include <utility>
 
-#include "ir/attention.h"
-#include "ir/simplify.h"
+#include "base/process.h"
+#include "diag/diag.h"
+#include "diag/lines.h"
+#include "engine/subject.h"
 #include "plan/chooser.h"
+#include "plan/layers.h"
 #include "plan/verified_run.h"
 #include "plan/worker_client.h"
 
@@ -71,25 +76,6 @@ Result<std::optional<int>> cuda_ordinal(const std::string& name) {
   return std::optional<int>{std::stoi(digits)};
 }
 
-// The graph that is judged, compiled and run. Attention alone, which runs through here at every
-// call, has nothing to be simplified.
-class Simplified {
- public:
-  explicit Simplified(const ir::Graph& graph) : given_{graph} {
-    const bool is_attention =
-        std::all_of(graph.nodes.begin(), graph.nodes.end(), [](const ir::Node& node) {
-          return ir::attention_rule(node.op) != nullptr ||
-                 std::holds_alternative<ir::CacheAppend>(node.op);
-        });
-    if (!is_attention) simplified_ = ir::simplify(graph);
-  }
-  const ir::Graph& operator*() const { return simplified_ ? *simplified_ : given_; }
-
- private:
-  const ir::Graph& given_;
-  std::optional<ir::Graph> simplified_;
-};
-
 // Asks a build to stop after so many milliseconds; negative: never.
 class Deadline {
  public:
@@ -124,67 +110,119 @@ Verdict with_text(Verdict verdict) {
   return verdict;
 }
 
+// What is bound at run time is no part of a question: what is kept has nobody's defaults.
+ir::Graph without_values(const ir::Graph& graph) {
+  ir::Graph shared = graph;
+  for (ir::Tensor& tensor : shared.tensors) tensor.values.clear();
+  return shared;
+}
+
+// Reasons may name tensors and places: they are stored for graphs with the same words.
+std::string refusal_key(std::string_view key, const KnownGraph& graph) {
+  return hash_hex(
+      fmt::format("refusal 1\n{}\n{:x} {:x}\n", key, graph.words().high, graph.words().low));
+}
+
+void take_plan(Verdict& verdict, const Plan& plan) {
+  verdict.strength = std::max(verdict.strength, Strength::built);
+  verdict.plan_id = plan.plan_id;
+  verdict.plan_name = plan.plan_name;
+  verdict.workspace_bytes = plan.workspace_bytes;
+  verdict.choice = plan.choice;
+}
+
+void warn_on_stderr(std::string_view text) {
+  std::fprintf(stderr, "lawson: warning: %.*s\n", static_cast<int>(text.size()), text.data());
+}
+
+Result<std::shared_ptr<Store>> open_store(const Result<Store::Config>& config,
+                                          const std::function<void(std::string_view)>& warn) {
+  LAWSON_TRY(Store::Config given, config);
+  if (!given.warn) given.warn = warn;
+  return std::make_shared<Store>(std::move(given));
+}
+
 }  // namespace
 
 class Planner::Impl {
  public:
   explicit Impl(PlannerConfig config)
       : config_{std::move(config)},
+        warn_{config_.warn ? config_.warn : warn_on_stderr},
         workers_{worker_pool_config(config_)},
-        cache_{config_.max_plans},
-        chooser_{config_.tuned_plans, config_.tuner} {}
+        plans_{config_.plans},
+        verdicts_{config_.verdicts},
+        refusals_{config_.refusals},
+        built_{config_.built,
+               {.bytes = [](const Plan& plan) { return std::uint64_t{host_bytes(plan)}; },
+                .inserted = {},
+                .evicted = {}}},
+        layers_{config_.bundle_path, warn_} {
+    auto store = open_store(config_.store, warn_);
+    store_ = store.ok() ? *store : std::make_shared<Store>(Store::Config{});
+    chooser_.emplace(std::move(store), config_.tuner);
+  }
 
-  Result<Verdict> probe(const ir::Graph& graph, const Device& device, std::string_view name,
-                        const Options& options) {
-    LAWSON_TRY(Engine * engine, choose(device, name));
-    if (!engine->accepts(device)) return wrong_device(*engine, graph, device, options);
-    if (options.strength == Strength::verified && !device.present()) {
+  Result<VerdictPtr> verdict(const KnownGraph& graph, const KnownDevice& device,
+                             std::string_view name, const Options& options) {
+    LAWSON_TRY(Engine * engine, choose(device.device(), name));
+    const Question question{*engine, graph, device, options};
+    if (!engine->accepts(device.device())) {
+      return std::make_shared<const Verdict>(wrong_device(question));
+    }
+    LAWSON_CHECK(usable_here(device.device()));
+    if (options.strength == Strength::verified && !device.device().present()) {
       return error(ErrorKind::unavailable,
                    "strength 'verified' executes on the device, and '{}' is not on this machine",
-                   device.name);
+                   device.device().name);
     }
-    // An engine may build while it judges; where the plan itself is wanted, that would be for
-    // nothing.
-    Options asked = options;
-    const bool tunes = options.tuning != Tuning::off && !needs_worker(device);
-    if (options.strength == Strength::verified || tunes) asked.strength = Strength::judged;
-    LAWSON_TRY(Verdict verdict, judge(*engine, graph, device, asked));
-    if (verdict.decision != Decision::supported) return verdict;
-    if (tunes) {
-      // What the engine prefers is not what will run.
-      verdict.strength = Strength::judged;
-      verdict.plan_id.clear();
-      verdict.plan_name.clear();
-      verdict.workspace_bytes.reset();
-    } else if (options.tuning != Tuning::off) {
-      verdict.choice = untuned_text(device, options);
+    bool asked = false;
+    VerdictPtr answer = known_verdict(question);
+    if (answer == nullptr) {
+      LAWSON_TRY(answer, verdicts_.get(
+                             verdict_question(graph, device, engine->name(), options),
+                             [&]() -> Result<VerdictPtr> {
+                               asked = true;
+                               LAWSON_TRY(Verdict fresh, judge_afresh(question));
+                               return std::make_shared<const Verdict>(with_text(std::move(fresh)));
+                             },
+                             options.deadline_ms));
     }
-    if (verdict.strength >= options.strength) return verdict;
-    auto plan = build(*engine, graph, device, options);
-    verdict.strength = Strength::built;
-    if (!plan.ok()) return not_built(std::move(verdict), std::move(plan).error());
-    verdict.plan_id = plan->plan_id;
-    verdict.plan_name = plan->plan_name;
-    verdict.workspace_bytes = plan->workspace_bytes;
-    verdict.choice = plan->choice;
-    if (options.strength == Strength::built) return verdict;
-    return verify(*engine, std::move(verdict), graph, *plan, device);
+    if (!asked) diag::record(diag::Event::hit, subject_of(question, answer->key));
+    return answer;
   }
 
-  Result<Plan> compile(const ir::Graph& graph, const Device& device, std::string_view name,
+  VerdictPtr known_verdict(const KnownGraph& graph, const KnownDevice& device,
+                           std::string_view name, const Options& options) {
+    const auto engine = choose(device.device(), name);
+    if (!engine.ok() || !usable_here(device.device()).ok()) return nullptr;
+    const Question question{**engine, graph, device, options};
+    auto known = known_verdict(question);
+    if (known != nullptr) diag::record(diag::Event::hit, subject_of(question, known->key));
+    return known;
+  }
+
+  Result<Plan> compile(const KnownGraph& graph, const KnownDevice& device, std::string_view name,
                        const Options& options) {
     LAWSON_TRY(Engine * engine, accepting(graph, device, name, options));
-    return build(*engine, graph, device, options);
+    return plan_for({*engine, graph, device, options});
   }
 
-  Result<Tuned> tune(const ir::Graph& graph, const Device& device, std::string_view name,
+  Result<std::string> key(const KnownGraph& graph, const KnownDevice& device, std::string_view name,
+                          const Options& options) {
+    LAWSON_TRY(Engine * engine, accepting(graph, device, name, options));
+    const Question question{*engine, graph, device, options};
+    LAWSON_CHECK(question.is_remote() ? workers_.version() : engine->version());
+    return key_of(question);
+  }
+
+  Result<Tuned> tune(const KnownGraph& graph, const KnownDevice& device, std::string_view name,
                      const Options& options, bool retune) {
     LAWSON_TRY(Engine * engine, accepting(graph, device, name, options));
-    if (options.tuning != Tuning::off && !needs_worker(device)) {
-      return chosen(*engine, graph, device, options, retune);
-    }
+    const Question question{*engine, graph, device, options};
+    if (is_tuned(question)) return chosen(question, retune);
     Tuned tuned;
-    LAWSON_TRY(tuned.plan, build(*engine, graph, device, options));
+    LAWSON_TRY(tuned.plan, plan_for(question));
     tuned.report.tuning = options.tuning;
     tuned.report.choice = tuned.plan.choice;
     return tuned;
@@ -197,12 +235,14 @@ class Planner::Impl {
                      plan.target, plan.engine, device.name);
     }
     if (!device.present()) return not_here(device);
-    return engine->load(plan, device);
+    LAWSON_CHECK(usable_here(device));
+    return loaded_by(*engine, plan, device, pass_of_plan(plan));
   }
 
   Status execute(const Plan& plan, const Loaded& loaded, std::span<const Binding> bindings,
                  void* workspace, std::size_t workspace_size, void* stream) {
     LAWSON_TRY(Engine * engine, engine_of(plan));
+    if (loaded.label.ordinal >= 0) LAWSON_CHECK(gpu_survived_fork());
     const auto needed = static_cast<std::size_t>(std::max<std::int64_t>(plan.workspace_bytes, 0));
     if (workspace_size < needed) {
       return invalid("the workspace has {} bytes; this plan needs {}", workspace_size, needed);
@@ -214,39 +254,56 @@ class Planner::Impl {
       return invalid("the workspace is at {}; its address has to be a multiple of {} bytes",
                      fmt::ptr(workspace), kWorkspaceAlignment);
     }
-    return engine->execute(loaded, bindings, workspace, stream);
+    const diag::Span span{"execute", plan::subject_of(loaded)};
+    Status status = engine->execute(loaded, bindings, workspace, stream);
+    if (status.ok()) diag::record(diag::Event::execute, plan::subject_of(loaded));
+    return status;
   }
 
-  Result<std::shared_ptr<Loaded>> acquire(const ir::Graph& graph, const Device& device,
+  Result<std::shared_ptr<Loaded>> acquire(const KnownGraph& graph, const KnownDevice& device,
                                           std::string_view name, const Options& options,
                                           void* stream) {
-    LAWSON_TRY(Engine * engine, choose(device, name));
-    if (!engine->accepts(device)) {
-      return unsupported("engine_device", wrong_kind_text(*engine, device), "engine");
+    LAWSON_TRY(Engine * engine, choose(device.device(), name));
+    if (!engine->accepts(device.device())) {
+      return unsupported("engine_device", wrong_kind_text(*engine, device.device()), "engine");
     }
-    if (!device.present()) return not_here(device);
-    // An engine's build does not change while the process lives.
-    const PlanCache::Id id{make_key(graph, device, engine->name(), "", options), device.ordinal};
-    if (auto ready = cache_.find(id)) return ready;
-    LAWSON_TRY(const bool capturing, engine->capturing(device, stream));
+    if (!device.device().present()) return not_here(device.device());
+    LAWSON_CHECK(usable_here(device.device()));
+    const Question question{*engine, graph, device, options};
+    const QuestionId id = plan_question(graph, device, engine->name(), options);
+    if (auto ready = plans_.find(id)) {
+      diag::record(diag::Event::hit, plan::subject_of(*ready));
+      return ready;
+    }
+    LAWSON_CHECK(not_refused(question));
+    LAWSON_TRY(const bool capturing, engine->capturing(device.device(), stream));
     if (capturing) {
       return invalid(
           "the stream is being captured, and the plan for this config is not ready on '{}': "
           "nothing "
           "is built or loaded during a capture; run it once, or ask for its plan, before",
-          device.name);
+          device.device().name);
     }
-    return cache_.get(id, [&]() -> Result<std::shared_ptr<Loaded>> {
-      // What is bound at run time is no part of a key: the plan has no defaults of one caller's.
-      ir::Graph shared = graph;
-      for (ir::Tensor& tensor : shared.tensors) tensor.values.clear();
-      LAWSON_TRY(const Plan plan, compile(shared, device, name, options));
-      return load(plan, device);
-    });
+    bool asked = false;
+    auto loaded = plans_.get(
+        id,
+        [&] {
+          asked = true;
+          return build_and_load(question);
+        },
+        options.deadline_ms);
+    if (loaded.ok() && !asked) diag::record(diag::Event::hit, plan::subject_of(**loaded));
+    return loaded;
   }
 
-  const PlanCache& cache() const { return cache_; }
-  const Chooser& chooser() const { return chooser_; }
+  PlanCache& plans() { return plans_; }
+  void set_single_flight(bool value) {
+    plans_.set_single_flight(value);
+    verdicts_.set_single_flight(value);
+    built_.set_single_flight(value);
+  }
+  VerdictCache& verdicts() { return verdicts_; }
+  const Chooser& chooser() const { return *chooser_; }
 
   Engine* engine(std::string_view name) const {
     for (const auto& candidate : config_.engines) {
@@ -341,15 +398,54 @@ class Planner::Impl {
                  plan.target, plan.engine, joined(engine_names()));
   }
 
-  static Verdict wrong_device(const Engine& engine, const ir::Graph& graph, const Device& device,
-                              const Options& options) {
+  // All of what was asked; the parts outlive the answer.
+  struct Question {
+    Engine& engine;
+    const KnownGraph& graph;
+    const KnownDevice& known;
+    const Options& options;
+
+    const Device& device() const { return known.device(); }
+    bool is_remote() const { return needs_worker(device()); }
+  };
+
+  static diag::Subject subject_of(const Question& question, std::string_view key) {
+    return {question.engine.name(), question.graph.pass(), key, question.device().ordinal};
+  }
+
+  // LAWSON_DEBUG: which engine answers, and why no other does. With `reasons` it refuses.
+  void tell_choice(const Question& question, std::string_view key, std::string_view plan,
+                   const std::vector<Reason>& reasons = {}) const {
+    const int level = diag::choice_level();
+    if (level == 0) return;
+    std::vector<diag::Passed> passed;
+    for (const Reason& reason : reasons) {
+      passed.push_back({std::string{question.engine.name()}, reason.message});
+    }
+    const Device& device = question.device();
+    for (const auto& other : config_.engines) {
+      if (level < 2 || other.get() == &question.engine) continue;
+      passed.push_back({std::string{other->name()},
+                        other->accepts(device)
+                            ? fmt::format("'{}' was named, or is the first choice for '{}'",
+                                          question.engine.name(), device.name)
+                            : wrong_kind_text(*other, device)});
+    }
+    diag::Subject subject = subject_of(question, key);
+    if (!reasons.empty()) subject.engine = {};
+    diag::print_choice({question.graph.graph().name, subject, device.name, plan}, passed);
+  }
+
+  static Verdict wrong_device(const Question& question) {
+    const Device& device = question.device();
     Verdict verdict;
     verdict.decision = Decision::unsupported;
     verdict.evidence = device.evidence;
-    verdict.engine = std::string{engine.name()};
+    verdict.engine = std::string{question.engine.name()};
     verdict.target = device.name;
-    verdict.key = make_key(graph, device, engine.name(), "", options);
-    verdict.reasons.push_back({"engine_device", wrong_kind_text(engine, device), "engine"});
+    verdict.key = make_key(question.graph.graph(), device, verdict.engine, "", question.options);
+    verdict.reasons.push_back(
+        {"engine_device", wrong_kind_text(question.engine, device), "engine"});
     return verdict;
   }
 
@@ -364,34 +460,337 @@ class Planner::Impl {
     return device.kind == Device::Kind::cuda && !device.present();
   }
 
-  Result<Verdict> judge(Engine& engine, const ir::Graph& graph, const Device& device,
-                        const Options& options) {
-    if (needs_worker(device)) return workers_.probe(graph, device, options);
-    return engine.probe(graph, device, options);
+  static bool is_tuned(const Question& question) {
+    return question.options.tuning != Tuning::off && !question.is_remote();
   }
 
-  Result<Plan> build(Engine& engine, const ir::Graph& graph, const Device& device,
-                     const Options& options) {
-    if (needs_worker(device)) {
-      LAWSON_TRY(Plan plan, workers_.compile(graph, device, options, std::nullopt));
-      if (options.tuning != Tuning::off) plan.choice = untuned_text(device, options);
+  // The host's engines answer faster than a disk.
+  static bool is_stored(const Question& question, const std::string& key) {
+    return !key.empty() && question.options.tuning == Tuning::off &&
+           question.device().kind == Device::Kind::cuda;
+  }
+
+  // CUDA does not survive a fork: neither its contexts nor what was loaded into them.
+  static Status usable_here(const Device& device) {
+    if (device.kind != Device::Kind::cuda || !device.present()) return {};
+    return gpu_survived_fork();
+  }
+
+  static Status gpu_survived_fork() {
+    const int used = cuda_used_in().load(std::memory_order_relaxed);
+    if (used < 0 || used == fork_count()) return {};
+    return error(ErrorKind::unavailable,
+                 "this process was forked from one that had used its GPUs, and CUDA does not "
+                 "survive a fork: start such processes anew (Python: the 'spawn' start method), or "
+                 "fork before the first use of a GPU; the cpu engine works here");
+  }
+
+  // The fork_count() of the process that found GPUs first; -1: none did.
+  static std::atomic<int>& cuda_used_in() {
+    static std::atomic<int> process{-1};
+    return process;
+  }
+
+  // The key of a question, with the build of the engine that answers it; empty where there is none,
+  // which whoever is asked next says better.
+  std::string key_of(const Question& question) {
+    const auto version = question.is_remote() ? workers_.version() : question.engine.version();
+    if (!version.ok() || version->empty()) return {};
+    return make_key(question.graph.graph(), question.device(), question.engine.name(), *version,
+                    question.options);
+  }
+
+  VerdictPtr known_verdict(const Question& question) {
+    Options options = question.options;
+    for (const Strength strength :
+         {options.strength, Strength::verified, Strength::built, Strength::judged}) {
+      options.strength = strength;
+      auto known = verdicts_.find(
+          verdict_question(question.graph, question.known, question.engine.name(), options));
+      if (known != nullptr && settles(*known, question.options.strength)) return known;
+    }
+    return nullptr;
+  }
+
+  Result<Verdict> judge_afresh(const Question& question) {
+    const std::string key = question.options.tuning == Tuning::off ? key_of(question) : "";
+    diag::record(diag::Event::miss, subject_of(question, key));
+    const diag::Span span{"probe", subject_of(question, key)};
+    LAWSON_TRY(Verdict verdict, stored_or_judged(question, key));
+    if (verdict.decision != Decision::supported) {
+      tell_choice(question, verdict.key, "", verdict.reasons);
+      return verdict;
+    }
+    if (is_tuned(question)) {
+      // What the engine prefers is not what will run.
+      verdict.strength = Strength::judged;
+      verdict.plan_id.clear();
+      verdict.plan_name.clear();
+      verdict.workspace_bytes.reset();
+    } else if (question.options.tuning != Tuning::off) {
+      verdict.choice = untuned_text(question.device(), question.options);
+    } else if (const auto plan = kept_plan(question, key)) {
+      take_plan(verdict, *plan);  // what will run
+    }
+    if (verdict.strength >= question.options.strength) {
+      tell_choice(question, verdict.key, verdict.plan_name);
+      return verdict;
+    }
+    auto plan = plan_for(question);
+    verdict.strength = Strength::built;
+    if (!plan.ok()) return not_built(std::move(verdict), std::move(plan).error());
+    take_plan(verdict, *plan);
+    if (question.options.strength == Strength::built) return verdict;
+    return verify(question, std::move(verdict), *plan);
+  }
+
+  // Stored verdicts answer for devices that are here as little or as much as they were: evidence
+  // is a part of what is asked.
+  Result<Verdict> stored_or_judged(const Question& question, const std::string& key) {
+    // Where the device is, a plan is built beside the verdict, to be kept; a worker builds while it
+    // judges. What is verified is always executed here.
+    Options asked = question.options;
+    if (!question.is_remote() || asked.strength == Strength::verified)
+      asked.strength = Strength::judged;
+    const Device& device = question.device();
+    const bool stores = is_stored(question, key);
+    const std::string refused = stores ? refusal_key(key, question.graph) : "";
+    if (stores) {
+      const auto fits = [&](const std::optional<Verdict>& stored) {
+        return stored && stored->engine == question.engine.name() &&
+               (stored->evidence == Evidence::live) == device.present();
+      };
+      auto stored = store_->verdict(key, asked.strength, question.is_remote());
+      if (!fits(stored) || stored->decision != Decision::supported) {
+        stored = store_->verdict(refused, asked.strength, question.is_remote());
+      }
+      if (fits(stored)) {
+        stored->key = key;
+        stored->target = device.name;
+        stored->evidence = device.present() ? Evidence::live : device.evidence;
+        return std::move(*stored);
+      }
+    }
+    LAWSON_TRY(Verdict verdict, judge(question, asked));
+    if (stores && verdict.key == key) {
+      Verdict kept = verdict;
+      if (kept.decision != Decision::supported) kept.key = refused;
+      store_->keep(kept);
+    }
+    return verdict;
+  }
+
+  Result<Verdict> judge(const Question& question, const Options& asked) {
+    const ir::Graph& graph = question.graph.graph();
+    auto verdict = question.is_remote() ? workers_.probe(graph, question.device(), asked)
+                                        : question.engine.probe(graph, question.device(), asked);
+    const diag::Subject subject =
+        subject_of(question, verdict.ok() ? std::string_view{verdict->key} : "");
+    if (!question.engine.tells_graphs()) diag::record(diag::Event::create_graph, subject);
+    if (!verdict.ok()) return verdict;
+    diag::record(diag::Event::verdict, subject);
+    if (asked.strength == Strength::built && verdict->strength == Strength::built) {
+      diag::record(diag::Event::build_plans, subject);
+    }
+    return verdict;
+  }
+
+  // What bundles or the store have for the question.
+  std::optional<Plan> kept_plan(const Question& question, const std::string& key) {
+    if (auto plan = plan_of_layers(question, key)) return plan;
+    return stored_plan(question, key);
+  }
+
+  std::optional<Plan> plan_of_layers(const Question& question, const std::string& key) {
+    const bool tunes = question.options.tuning != Tuning::off;
+    if (config_.bundle_path.empty() || key.empty() || tunes) return std::nullopt;
+    const std::string fingerprint = lawson::fingerprint(question.device());
+    const auto version = question.is_remote() ? workers_.version() : question.engine.version();
+    return layers_.plan(key, {question.engine.name(), version.ok() ? *version : "",
+                              question.device().name, fingerprint});
+  }
+
+  // One that was chosen without the device is none of a process that has it, and the other way
+  // round.
+  std::optional<Plan> stored_plan(const Question& question, const std::string& key) {
+    if (!is_stored(question, key)) return std::nullopt;
+    auto plan = store_->plan(key, question.is_remote());
+    if (plan && plan->deviceless == question.is_remote() &&
+        plan->engine == question.engine.name()) {
       return plan;
     }
-    if (options.tuning != Tuning::off) {
-      LAWSON_TRY(Tuned tuned, chosen(engine, graph, device, options, false));
-      return std::move(tuned.plan);
+    return std::nullopt;
+  }
+
+  using PlanPtr = std::shared_ptr<const Plan>;
+  using LoadedPtr = std::shared_ptr<Loaded>;
+
+  // With the names and values of who asks.
+  Result<Plan> plan_for(const Question& question) {
+    Plan plan;
+    if (is_tuned(question)) {
+      LAWSON_TRY(Tuned tuned, chosen(question, false));
+      plan = std::move(tuned.plan);
+    } else {
+      LAWSON_TRY(const PlanPtr shared, shared_plan(question, nullptr));
+      plan = *shared;
     }
-    const Deadline deadline{options.deadline_ms};
-    auto plan = engine.compile(graph, device, options, std::nullopt, deadline.token());
-    if (!plan.ok() && plan.error().kind == ErrorKind::cancelled) {
+    plan.graph_json = plan_graph_json(question.graph.graph());
+    return plan;
+  }
+
+  // Without anybody's values. `loaded`: what it was tried with, where that was necessary.
+  Result<PlanPtr> shared_plan(const Question& question, LoadedPtr* loaded) {
+    const QuestionId id =
+        plan_question(question.graph, question.known, question.engine.name(), question.options);
+    if (auto ready = plans_.find(id)) return std::make_shared<const Plan>(ready->plan());
+    return built_.get(
+        id,
+        [&]() -> Result<PlanPtr> {
+          const std::string key = key_of(question);
+          const diag::Span span{"compile", subject_of(question, key)};
+          LoadedPtr tried;
+          std::optional<Plan> kept;
+          if (auto plan = plan_of_layers(question, key)) {
+            if (loads(question, *plan, tried, "a bundle's plan")) kept = std::move(plan);
+          }
+          if (!kept) {
+            if (auto plan = stored_plan(question, key)) {
+              if (loads(question, *plan, tried, "")) kept = std::move(plan);
+            }
+          }
+          if (loaded != nullptr) *loaded = std::move(tried);
+          if (kept) {
+            tell_choice(question, kept->key, kept->plan_name);
+            return std::make_shared<const Plan>(*std::move(kept));
+          }
+          LAWSON_TRY(Plan plan, build(question));
+          tell_choice(question, plan.key, plan.plan_name);
+          if (is_stored(question, key) && plan.key == key) store_->keep(plan);
+          return std::make_shared<const Plan>(std::move(plan));
+        },
+        question.options.deadline_ms);
+  }
+
+  // Whether a plan from the disk is of use; a device that is not here cannot say.
+  bool loads(const Question& question, const Plan& plan, LoadedPtr& loaded,
+             std::string_view layer) {
+    if (question.is_remote()) return true;
+    auto tried = loaded_by(question.engine, plan, question.device(), question.graph.pass());
+    if (tried.ok()) {
+      loaded = *std::move(tried);
+      return true;
+    }
+    const std::string& why = tried.error().message;
+    if (layer.empty()) {
+      store_->reject(EntryKind::plan, plan.key, why);
+    } else if (!layer_warned_.exchange(true)) {
+      warn_(fmt::format("{}, {}, is of no use and is built anew: {}", layer, plan.plan_id, why));
+    }
+    return false;
+  }
+
+  Result<LoadedPtr> build_and_load(const Question& question) {
+    // The judged graph is the one that is compiled.
+    const VerdictPtr judged = known_verdict(question);
+    const diag::Event found = judged != nullptr ? diag::Event::hit : diag::Event::miss;
+    LoadedPtr loaded;
+    PlanPtr plan;
+    Status made;
+    if (is_tuned(question)) {
+      auto tuned = chosen(question, false);
+      if (tuned.ok()) {
+        tuned->plan.graph_json = plan_graph_json(without_values(question.graph.graph()));
+        plan = std::make_shared<const Plan>(std::move(tuned->plan));
+      } else {
+        made = std::move(tuned).error();
+      }
+    } else {
+      auto shared = shared_plan(question, &loaded);
+      if (shared.ok()) {
+        plan = *shared;
+      } else {
+        made = std::move(shared).error();
+      }
+    }
+    diag::record(found, subject_of(question, plan != nullptr ? std::string_view{plan->key} : ""));
+    if (!made.ok()) {
+      if (made.error().kind == ErrorKind::unsupported) {
+        refusals_.put(refusal_id(question), std::make_shared<const Error>(made.error()));
+      }
+      return made.error();
+    }
+    if (loaded != nullptr) return loaded;
+    return loaded_by(question.engine, *plan, question.device(), question.graph.pass());
+  }
+
+  // Whose words a refusal is in does not depend on the strength that was asked for.
+  static QuestionId refusal_id(const Question& question) {
+    Options options = question.options;
+    options.strength = Strength::judged;
+    return verdict_question(question.graph, question.known, question.engine.name(), options);
+  }
+
+  Status not_refused(const Question& question) {
+    const auto why = refusals_.find(refusal_id(question));
+    if (why == nullptr) return {};
+    diag::record(diag::Event::hit, subject_of(question, ""));
+    return *why;
+  }
+
+  static Result<LoadedPtr> loaded_by(Engine& engine, const Plan& plan, const Device& device,
+                                     std::string_view pass) {
+    const diag::Span span{diag::Stage::load, {engine.name(), pass, plan.key, device.ordinal}};
+    LAWSON_TRY(LoadedPtr loaded, engine.load(plan, device));
+    if (loaded == nullptr) {
+      return error(ErrorKind::internal, "an engine loaded a plan and handed out nothing");
+    }
+    loaded->label = {pass, device.ordinal};
+    diag::record(diag::Event::load, plan::subject_of(*loaded));
+    return loaded;
+  }
+
+  // Without reading the whole graph: it is for diagnostics only.
+  static std::string_view pass_of_plan(const Plan& plan) {
+    const auto has = [&](std::string_view op) {
+      return plan.graph_json.find(fmt::format("\"op\":\"{}\"", op)) != std::string::npos;
+    };
+    if (has("attention_backward")) return diag::kBackward;
+    return has("attention") ? diag::kForward : diag::kFusion;
+  }
+
+  Result<Plan> build(const Question& question) {
+    const Options& options = question.options;
+    const ir::Graph shared = without_values(question.graph.graph());
+    const bool is_new = known_verdict(question) == nullptr;
+    auto plan = [&]() -> Result<Plan> {
+      if (question.is_remote()) {
+        return workers_.compile(shared, question.device(), options, std::nullopt);
+      }
+      const Deadline deadline{options.deadline_ms};
+      return question.engine.compile(shared, question.device(), options, std::nullopt,
+                                     deadline.token());
+    }();
+    const diag::Subject subject =
+        subject_of(question, plan.ok() ? std::string_view{plan->key} : "");
+    if (is_new && !question.engine.tells_graphs()) {
+      diag::record(diag::Event::create_graph, subject);
+    }
+    diag::record(diag::Event::build_plans, subject);
+    if (!plan.ok()) {
+      if (question.is_remote() || plan.error().kind != ErrorKind::cancelled) return plan;
       return error(ErrorKind::cancelled, "the deadline of {:g} ms passed before a plan was built",
                    options.deadline_ms);
+    }
+    plan->deviceless = question.is_remote();
+    plan->graph_json = plan_graph_json(shared);
+    if (question.is_remote() && options.tuning != Tuning::off) {
+      plan->choice = untuned_text(question.device(), options);
     }
     return plan;
   }
 
-  Result<Tuned> chosen(Engine& engine, const ir::Graph& graph, const Device& device,
-                       const Options& options, bool retune) {
+  Result<Tuned> chosen(const Question& question, bool retune) {
     Engine* reference = this->engine(kReference);
     if (reference == nullptr) {
       return error(ErrorKind::unavailable,
@@ -399,9 +798,9 @@ class Planner::Impl {
                    "is not here");
     }
     Engine* forward = this->engine(kCpu);
-    return chooser_.choose(graph, device, options,
-                           {engine, *reference, forward != nullptr ? *forward : *reference},
-                           retune);
+    return chooser_->choose(
+        question.graph.graph(), question.device(), question.options,
+        {question.engine, *reference, forward != nullptr ? *forward : *reference}, retune);
   }
 
   static std::string untuned_text(const Device& device, const Options& options) {
@@ -410,11 +809,14 @@ class Planner::Impl {
         to_string(options.tuning), device.name);
   }
 
-  Result<Engine*> accepting(const ir::Graph& graph, const Device& device, std::string_view name,
-                            const Options& options) const {
-    LAWSON_TRY(Engine * engine, choose(device, name));
-    if (engine->accepts(device)) return engine;
-    const Verdict verdict = wrong_device(*engine, graph, device, options);
+  Result<Engine*> accepting(const KnownGraph& graph, const KnownDevice& device,
+                            std::string_view name, const Options& options) const {
+    LAWSON_TRY(Engine * engine, choose(device.device(), name));
+    if (engine->accepts(device.device())) {
+      LAWSON_CHECK(usable_here(device.device()));
+      return engine;
+    }
+    const Verdict verdict = wrong_device({*engine, graph, device, options});
     return Error{ErrorKind::unsupported, verdict.reasons.front().message, verdict.reasons};
   }
 
@@ -430,14 +832,15 @@ class Planner::Impl {
     return verdict;
   }
 
-  Result<Verdict> verify(Engine& engine, Verdict verdict, const ir::Graph& graph, const Plan& plan,
-                         const Device& device) {
+  Result<Verdict> verify(const Question& question, Verdict verdict, const Plan& plan) {
+    const Device& device = question.device();
     Engine* reference = this->engine(kReference);
     if (reference == nullptr) {
       return error(ErrorKind::unavailable,
                    "strength 'verified' compares with the reference engine, which is not here");
     }
-    const auto compared = run_and_compare(graph, plan, engine, *reference, device, kVerifySeed);
+    const auto compared = run_and_compare(question.graph.graph(), plan, question.engine, *reference,
+                                          device, kVerifySeed);
     if (!compared.ok()) {
       if (compared.error().kind != ErrorKind::unsupported) return compared.error();
       verdict.reasons = compared.error().reasons;  // built, and why not more
@@ -456,11 +859,14 @@ class Planner::Impl {
   }
 
   Result<std::vector<Device>> live_devices() {
+    LAWSON_CHECK(gpu_survived_fork());
     std::vector<Device> all;
     for (const auto& engine : config_.engines) {
       LAWSON_TRY(auto live, engine->live_devices());
       for (Device& device : live) all.push_back(std::move(device));
     }
+    int none = -1;
+    if (!all.empty()) cuda_used_in().compare_exchange_strong(none, fork_count());
     return all;
   }
 
@@ -514,31 +920,51 @@ class Planner::Impl {
   }
 
   PlannerConfig config_;
+  std::function<void(std::string_view)> warn_;
   WorkerClient workers_;
-  PlanCache cache_;
-  Chooser chooser_;
+  PlanCache plans_;
+  VerdictCache verdicts_;
+  RefusalCache refusals_;
+  SharedCache<const Plan> built_;
+  Layers layers_;
+  std::atomic<bool> layer_warned_{false};
+  std::shared_ptr<Store> store_;
+  std::optional<Chooser> chooser_;
 };
 
 Planner::Planner(PlannerConfig config) : impl_{std::make_unique<Impl>(std::move(config))} {}
 Planner::~Planner() = default;
 
+Result<Planner::VerdictPtr> Planner::verdict(const KnownGraph& graph, const KnownDevice& device,
+                                             std::string_view engine, const Options& options) {
+  return impl_->verdict(graph, device, engine, options);
+}
+
+Planner::VerdictPtr Planner::known_verdict(const KnownGraph& graph, const KnownDevice& device,
+                                           std::string_view engine, const Options& options) {
+  return impl_->known_verdict(graph, device, engine, options);
+}
+
 Result<Verdict> Planner::probe(const ir::Graph& graph, const Device& device,
                                std::string_view engine, const Options& options) {
-  const Simplified simple{graph};
-  LAWSON_TRY(Verdict verdict, impl_->probe(*simple, device, engine, options));
-  return with_text(std::move(verdict));
+  LAWSON_TRY(const VerdictPtr verdict,
+             impl_->verdict(KnownGraph{graph}, KnownDevice{device}, engine, options));
+  return *verdict;
 }
 
 Result<Plan> Planner::compile(const ir::Graph& graph, const Device& device, std::string_view engine,
                               const Options& options) {
-  const Simplified simple{graph};
-  return impl_->compile(*simple, device, engine, options);
+  return impl_->compile(KnownGraph{graph}, KnownDevice{device}, engine, options);
+}
+
+Result<std::string> Planner::key(const ir::Graph& graph, const Device& device,
+                                 std::string_view engine, const Options& options) {
+  return impl_->key(KnownGraph{graph}, KnownDevice{device}, engine, options);
 }
 
 Result<Tuned> Planner::tune(const ir::Graph& graph, const Device& device, std::string_view engine,
                             const Options& options, bool retune) {
-  const Simplified simple{graph};
-  return impl_->tune(*simple, device, engine, options, retune);
+  return impl_->tune(KnownGraph{graph}, KnownDevice{device}, engine, options, retune);
 }
 
 Result<std::shared_ptr<Loaded>> Planner::load(const Plan& plan, const Device& device) {
@@ -550,15 +976,28 @@ Status Planner::execute(const Plan& plan, const Loaded& loaded, std::span<const 
   return impl_->execute(plan, loaded, bindings, workspace, workspace_size, stream);
 }
 
+Result<std::shared_ptr<Loaded>> Planner::acquire(const KnownGraph& graph, const KnownDevice& device,
+                                                 std::string_view engine, const Options& options,
+                                                 void* stream) {
+  return impl_->acquire(graph, device, engine, options, stream);
+}
+
 Result<std::shared_ptr<Loaded>> Planner::acquire(const ir::Graph& graph, const Device& device,
                                                  std::string_view engine, const Options& options,
                                                  void* stream) {
-  const Simplified simple{graph};
-  return impl_->acquire(*simple, device, engine, options, stream);
+  return impl_->acquire(KnownGraph{graph}, KnownDevice{device}, engine, options, stream);
 }
 
-const PlanCache& Planner::cache() const {
-  return impl_->cache();
+PlanCache& Planner::cache() {
+  return impl_->plans();
+}
+
+VerdictCache& Planner::verdicts() {
+  return impl_->verdicts();
+}
+
+void Planner::set_single_flight(bool value) {
+  impl_->set_single_flight(value);
 }
 
 std::optional<TuningReport> Planner::report_of(std::string_view plan_id) const {

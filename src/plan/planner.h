@@ -3,6 +3,7 @@
 // What is judged, compiled and run is the graph as ir::simplify leaves it.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -12,8 +13,10 @@
 
 #include "engine/engine.h"
 #include "plan/plan_cache.h"
-#include "plan/tuned_plans.h"
+#include "plan/question.h"
+#include "plan/store.h"
 #include "plan/tuner.h"
+#include "plan/verdict_cache.h"
 
 namespace lawson::plan {
 
@@ -23,9 +26,16 @@ struct PlannerConfig {
   std::string nodriver_path;                     // the no-driver library
   std::string cudnn_path;                        // --cudnn; empty: search
   int max_workers = 0;                           // 0: one per core, at most 8
-  std::size_t max_plans = 1024;                  // loaded plans that the cache holds
-  // Where tuned choices are stored; the error, if any, is that of whoever asks for tuning.
-  Result<TunedPlans::Config> tuned_plans = TunedPlans::Config{};
+  CacheBudget plans;                             // loaded ones
+  CacheBudget verdicts{8192, std::uint64_t{32} << 20};
+  CacheBudget refusals{8192, std::uint64_t{16} << 20};  // of plans that were asked for
+  // What was built and is not loaded, or not yet.
+  CacheBudget built{64, std::uint64_t{64} << 20};
+  // Where plans, verdicts and tuned choices are stored; the error, if any, is that of whoever asks
+  // for tuning.
+  Result<Store::Config> store = Store::Config{};
+  std::string bundle_path;                     // LAWSON_BUNDLE_PATH: layers.h
+  std::function<void(std::string_view)> warn;  // empty: to standard error
   TunerConfig tuner;
 };
 
@@ -39,10 +49,21 @@ class Planner {
   // `engine` empty: cudnn for CUDA devices, cpu for the host CPU. An unknown engine is
   // INVALID_ARGUMENT; an engine that cannot run on the device's kind is a verdict with a reason.
   // Strength verified executes on the device and compares with the oracle: UNAVAILABLE without it.
+  // A question that was asked before in this process is answered from memory: in well below 2 us
+  // where graph and device are known ones.
+  using VerdictPtr = std::shared_ptr<const Verdict>;
+  Result<VerdictPtr> verdict(const KnownGraph& graph, const KnownDevice& device,
+                             std::string_view engine, const Options& options);
+  // The same where it is known, without counting it as asked for unless it is; else nullptr.
+  VerdictPtr known_verdict(const KnownGraph& graph, const KnownDevice& device,
+                           std::string_view engine, const Options& options);
   Result<Verdict> probe(const ir::Graph& graph, const Device& device, std::string_view engine,
                         const Options& options);
   Result<Plan> compile(const ir::Graph& graph, const Device& device, std::string_view engine,
                        const Options& options);
+  // The key that such a plan has, without judging or building.
+  Result<std::string> key(const ir::Graph& graph, const Device& device, std::string_view engine,
+                          const Options& options);
   // As compile with Options::tuning, and how it was chosen. Without the device: what the engine
   // prefers, and the plan and the report say so. `retune`: stored candidates are timed again.
   Result<Tuned> tune(const ir::Graph& graph, const Device& device, std::string_view engine,
@@ -56,10 +77,16 @@ class Planner {
   // The loaded plan from the process's cache, compiled and loaded for this device if it is not
   // there: once, however many threads ask. `stream` is where it is going to run: while that
   // captures, a plan that is not ready is INVALID_ARGUMENT.
+  // What was refused is refused again with the same words, and nothing is built for it.
+  Result<std::shared_ptr<Loaded>> acquire(const KnownGraph& graph, const KnownDevice& device,
+                                          std::string_view engine, const Options& options,
+                                          void* stream);
   Result<std::shared_ptr<Loaded>> acquire(const ir::Graph& graph, const Device& device,
                                           std::string_view engine, const Options& options,
                                           void* stream);
-  const PlanCache& cache() const;
+  PlanCache& cache();
+  VerdictCache& verdicts();
+  void set_single_flight(bool value);  // for tests: SharedCache's, of all that is kept
 
   Engine* engine(std::string_view name) const;
 

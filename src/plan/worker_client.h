@@ -3,6 +3,7 @@
 #pragma once
 
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "plan/worker_pool.h"
@@ -14,6 +15,8 @@ class WorkerClient {
  public:
   explicit WorkerClient(WorkerPoolConfig config) : pool_{std::move(config)} {}
 
+  // As Engine::version, of the engine in the workers.
+  Result<std::string> version() { return pool_.engine_version(); }
   Result<Verdict> probe(const ir::Graph& graph, const Device& device, const Options& options);
   Result<std::vector<Candidate>> candidates(const ir::Graph& graph, const Device& device,
                                             const Options& options);

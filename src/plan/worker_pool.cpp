@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "diag/passing.h"
 #include "plan/worker_process.h"
 
 namespace lawson::plan {
@@ -36,6 +37,7 @@ struct WorkerPool::State {
   int running = 0;                                   // idle, busy or starting
   std::shared_ptr<const Failure> failure;            // of the last start, if it failed
   std::optional<Json> info;                          // of the worker started last
+  std::optional<std::string> engine_version;         // of the same
   std::int64_t started = 0;
   std::int64_t lost = 0;
 };
@@ -138,6 +140,7 @@ Result<WorkerPool::Lease> WorkerPool::acquire() {
   if (hello->contains("error")) return failed(error_from_json(hello->at("error")));
   lock.lock();
   state.info = hello->value("info", Json::object());
+  state.engine_version = hello->value("engine_version", "");
   lock.unlock();
   return lease;
 }
@@ -145,22 +148,35 @@ Result<WorkerPool::Lease> WorkerPool::acquire() {
 Result<Json> WorkerPool::request(Json request, std::chrono::milliseconds timeout) {
   LAWSON_TRY(Lease lease, acquire());
   LAWSON_TRY(Json reply, lease.worker->exchange(std::move(request), timeout));
+  if (const auto happened = reply.find("happened"); happened != reply.end()) {
+    diag::accept_collected(*happened);
+  }
   lease.keep =
       lease.worker->usable() && reply.value("rss", std::uint64_t{0}) <= config_.max_resident_bytes;
   if (reply.contains("error")) return error_from_json(reply.at("error"));
   return reply;
 }
 
-Result<Json> WorkerPool::worker_info() {
+// A part of what a worker said when it started; one is started when none has been yet.
+template <typename T>
+Result<T> WorkerPool::greeting(std::optional<T> State::*part) {
   State& state = state_of_this_process();
   {
     const std::lock_guard lock{state.mutex};
-    if (state.info) return *state.info;
+    if (state.*part) return *(state.*part);
   }
   LAWSON_TRY(Lease lease, acquire());
   lease.keep = lease.worker->usable();
   const std::lock_guard lock{state.mutex};
-  return state.info.value_or(Json::object());
+  return (state.*part).value_or(T{});
+}
+
+Result<Json> WorkerPool::worker_info() {
+  return greeting(&State::info);
+}
+
+Result<std::string> WorkerPool::engine_version() {
+  return greeting(&State::engine_version);
 }
 
 Json WorkerPool::state() {

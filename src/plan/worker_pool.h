@@ -7,6 +7,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstddef>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -41,6 +42,8 @@ class WorkerPool {
   // What a worker said about itself when it started: the libraries that it loaded. Starts one when
   // none has been started yet.
   Result<Json> worker_info();
+  // The build of its engine, likewise.
+  Result<std::string> engine_version();
 
   Json state();  // {"max_workers", "running", "idle", "started", "lost"}
   int max_workers() const { return max_workers_; }
@@ -50,6 +53,8 @@ class WorkerPool {
   class Lease;
   State& state_of_this_process();
   Result<Lease> acquire();
+  template <typename T>
+  Result<T> greeting(std::optional<T> State::*part);
 
   WorkerPoolConfig config_;
   int max_workers_;

@@ -1,10 +1,11 @@
 // What host and worker say to each other: frames of an 8-byte little-endian length and one CBOR
 // document. The worker begins with a hello; then each request gets one reply.
-//   hello    {"protocol": 1, "info": {...}}   or   {"protocol": 1, "error": {...}}
+//   hello    {"protocol": 1, "info": {...}, "engine_version"?}
+//            or   {"protocol": 1, "error": {...}}
 //   request  {"id": n, "request": "probe"|"candidates"|"compile", "graph", "graph_hash", "device",
 //             "options", "candidate"?}
 //   reply    {"id": n, "verdict" | "candidates" | "plan": ...}   or   {"id": n, "error": {...}};
-//            and "rss": the worker's resident bytes
+//            and "rss": the worker's resident bytes, "happened": diag/passing.h
 #pragma once
 
 #include <cstddef>

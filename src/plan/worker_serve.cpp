@@ -14,6 +14,7 @@
 #include <new>
 #include <thread>
 
+#include "diag/passing.h"
 #include "plan/worker_protocol.h"
 
 namespace lawson::plan {
@@ -112,6 +113,7 @@ Json answer(const Json& document, Engine* engine, const Error& failure) {
   Json reply = result.ok() ? std::move(*result) : Json{{"error", error_to_json(result.error())}};
   reply["id"] = document.is_object() ? document.value("id", Json(0)) : Json(0);
   reply["rss"] = resident_bytes();
+  reply["happened"] = diag::take_collected();
   return reply;
 }
 
@@ -119,6 +121,7 @@ Json answer(const Json& document, Engine* engine, const Error& failure) {
 
 Result<int> enter_worker(int parent) {
   ::signal(SIGPIPE, SIG_IGN);
+  diag::collect_for_host();
   constexpr int kChannel = STDERR_FILENO + 1;
   // The channel's number is taken first: a file opened before would get just that one.
   const int moved = ::dup3(STDIN_FILENO, kChannel, O_CLOEXEC);
@@ -144,6 +147,7 @@ int serve(int channel, Engine* engine, const Error& failure) {
   Json hello{{"protocol", kProtocolVersion}};
   if (engine != nullptr) {
     hello["info"] = engine->info();
+    if (auto version = engine->version(); version.ok()) hello["engine_version"] = *version;
   } else {
     hello["error"] = error_to_json(failure);
   }

@@ -676,7 +676,8 @@ TEST_F(AttentionRequirements, requirement_07_a_message_belongs_to_its_verdict) {
   Json config = small_config();
   auto first = judge(config);
   ASSERT_TRUE(first.ok());
-  const lawson_verdict handle{first->verdict, first->json};
+  const lawson_verdict handle{std::make_shared<const Verdict>(first->verdict),
+                              std::make_shared<const Json>(first->json)};
   const char* message = lawson_verdict_reason_message(&handle, 0);
   const std::string before = message;
   EXPECT_FALSE(before.empty());

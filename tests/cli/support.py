@@ -33,8 +33,13 @@ class Result:
 
 
 def environment(**changes):
-    """This process's environment without LAWSON_ variables, with the changes; None removes."""
+    """This process's environment without LAWSON_ variables, with the changes; None removes.
+
+    Without a change that names a folder for the store there is none: a test writes to nobody's own.
+    """
     kept = {k: v for k, v in os.environ.items() if not k.startswith("LAWSON_")}
+    if "LAWSON_CACHE_DIR" not in changes:
+        kept["LAWSON_CACHE"] = "off"
     for name, value in changes.items():
         if value is None:
             kept.pop(name, None)

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <barrier>
 #include <string>
 #include <utility>
 #include <vector>
@@ -46,9 +47,11 @@ class FakeEngine : public Engine {
   std::vector<Device> targets;
   std::atomic<int> probes{0};
   std::atomic<int> builds{0};
+  std::barrier<>* build_gate = nullptr;  // all who build meet there
 
   std::string_view name() const override { return "cudnn"; }
   bool accepts(const Device& device) const override { return device.kind == Device::Kind::cuda; }
+  Result<std::string> version() override { return std::string{"9.19.0"}; }
 
   Result<Verdict> probe(const ir::Graph& graph, const Device& device,
                         const Options& options) override {
@@ -83,6 +86,7 @@ class FakeEngine : public Engine {
   Result<Plan> compile(const ir::Graph& graph, const Device& device, const Options& options,
                        const std::optional<Candidate>& candidate, std::stop_token) override {
     ++builds;
+    if (build_gate != nullptr) build_gate->arrive_and_wait();
     if (graph.name == "does not build") {
       return unsupported("kernel_does_not_compile", "engine 7: the kernel does not compile");
     }

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <barrier>
 #include <chrono>
@@ -12,6 +13,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "diag/counters.h"
 #include "engine/reference/reference.h"
 #include "fake_engine.h"
 #include "plan/planner.h"
@@ -20,7 +22,11 @@ namespace lawson::plan {
 namespace {
 
 struct CountedPlan : Loaded {
-  explicit CountedPlan(std::atomic<int>* alive) : alive_{alive} { ++*alive_; }
+  explicit CountedPlan(std::atomic<int>* alive, std::size_t bytes = 0) : alive_{alive} {
+    ++*alive_;
+    plan_.engine = "counted";
+    plan_.bytes.resize(bytes);
+  }
   ~CountedPlan() override { --*alive_; }
   const Plan& plan() const override { return plan_; }
 
@@ -41,15 +47,26 @@ void in_threads(int count, const std::function<void(int)>& body) {
 }
 
 PlanCache::Id id_of(int number, int ordinal = 0) {
-  return {"key" + std::to_string(number), ordinal};
+  return {digest("key" + std::to_string(number)), ordinal};
+}
+
+CacheBudget budget_of(std::size_t count) {
+  return {count, std::uint64_t{1} << 40};
 }
 
 class PlanCacheTest : public testing::Test {
  protected:
-  PlanCache::Build build() {
-    return [this]() -> Result<PlanCache::Executable> {
-      return PlanCache::Executable{std::make_shared<CountedPlan>(&alive_)};
+  PlanCache::Build build(std::size_t bytes = 0) {
+    return [this, bytes]() -> Result<PlanCache::Executable> {
+      return PlanCache::Executable{std::make_shared<CountedPlan>(&alive_, bytes)};
     };
+  }
+  static std::uint64_t events(diag::Event event) {
+    diag::Counts all;
+    for (const diag::ThreadCounts& thread : diag::counts(diag::Since::reset)) {
+      for (const diag::Row& row : thread.rows) all.add(row.counts);
+    }
+    return all.of(event);
   }
   std::atomic<int> alive_{0};
 };
@@ -57,7 +74,7 @@ class PlanCacheTest : public testing::Test {
 TEST_F(PlanCacheTest, ThreadsThatAskAtOnceGetOneBuild) {
   constexpr int kThreads = 64;
   constexpr int kConfigs = 200;
-  PlanCache cache(kConfigs);
+  PlanCache cache{budget_of(kConfigs)};
   std::vector<std::atomic<int>> builds(kConfigs);
   std::vector<std::atomic<const Loaded*>> seen(kConfigs);
   std::atomic<int> others{0};
@@ -80,14 +97,14 @@ TEST_F(PlanCacheTest, ThreadsThatAskAtOnceGetOneBuild) {
   for (const auto& count : builds) EXPECT_EQ(count, 1);
   EXPECT_EQ(others, 0);
   EXPECT_EQ(alive_, kConfigs);
-  const PlanCache::Counters counters = cache.counters();
+  const CacheCounters counters = cache.counters();
   EXPECT_EQ(counters.builds, static_cast<std::uint64_t>(kConfigs));
   EXPECT_EQ(counters.hits, static_cast<std::uint64_t>((kThreads - 1) * kConfigs));
   EXPECT_EQ(counters.evictions, 0U);
 }
 
 TEST_F(PlanCacheTest, AFailureReachesAllWhoWaitAndPoisonsNobodyLater) {
-  PlanCache cache(4);
+  PlanCache cache{budget_of(4)};
   std::atomic<int> builds{0};
   std::atomic<int> told{0};
   std::atomic<bool> go{false};
@@ -117,7 +134,7 @@ TEST_F(PlanCacheTest, AFailureReachesAllWhoWaitAndPoisonsNobodyLater) {
 }
 
 TEST_F(PlanCacheTest, AnExceptionIsTheBuildersOwnAndTheOthersTryThemselves) {
-  PlanCache cache(4);
+  PlanCache cache{budget_of(4)};
   std::atomic<int> builds{0};
   std::atomic<int> threw{0};
   std::atomic<int> got{0};
@@ -142,7 +159,7 @@ TEST_F(PlanCacheTest, AnExceptionIsTheBuildersOwnAndTheOthersTryThemselves) {
 }
 
 TEST_F(PlanCacheTest, NothingIsNotAPlan) {
-  PlanCache cache(4);
+  PlanCache cache{budget_of(4)};
   const auto plan = cache.get(
       id_of(1), []() -> Result<PlanCache::Executable> { return PlanCache::Executable{}; });
   ASSERT_FALSE(plan.ok());
@@ -151,7 +168,7 @@ TEST_F(PlanCacheTest, NothingIsNotAPlan) {
 }
 
 TEST_F(PlanCacheTest, TheLeastRecentlyUsedLeavesUnlessItIsHeld) {
-  PlanCache cache(2);
+  PlanCache cache{budget_of(2)};
   const auto held = cache.get(id_of(1), build()).value();
   ASSERT_TRUE(cache.get(id_of(2), build()).ok());
   ASSERT_TRUE(cache.get(id_of(3), build()).ok());
@@ -165,7 +182,7 @@ TEST_F(PlanCacheTest, TheLeastRecentlyUsedLeavesUnlessItIsHeld) {
 }
 
 TEST_F(PlanCacheTest, WhereAllAreHeldItGrowsAndShrinksLater) {
-  PlanCache cache(2);
+  PlanCache cache{budget_of(2)};
   std::vector<PlanCache::Executable> held;
   for (int i = 0; i < 5; ++i) held.push_back(cache.get(id_of(i), build()).value());
   EXPECT_EQ(cache.size(), 5U);
@@ -176,7 +193,7 @@ TEST_F(PlanCacheTest, WhereAllAreHeldItGrowsAndShrinksLater) {
 }
 
 TEST_F(PlanCacheTest, ThreadsOverAFullCacheAlwaysHaveALivePlan) {
-  PlanCache cache(3);
+  PlanCache cache{budget_of(3)};
   std::atomic<int> dead{0};
   in_threads(16, [&](int thread) {
     for (int i = 0; i < 300; ++i) {
@@ -188,6 +205,92 @@ TEST_F(PlanCacheTest, ThreadsOverAFullCacheAlwaysHaveALivePlan) {
   ASSERT_TRUE(cache.get(id_of(100), build()).ok());
   EXPECT_EQ(cache.size(), 3U);
   EXPECT_EQ(alive_, 3);
+}
+
+TEST_F(PlanCacheTest, BytesAreBoundedTooAndEvictionsAreTold) {
+  diag::reset_counts();
+  PlanCache cache{CacheBudget{1000, 1'000'000}};
+  for (int i = 0; i < 50; ++i) {
+    ASSERT_TRUE(cache.get(id_of(i), build(100'000)).ok());
+    EXPECT_LE(cache.bytes(), 1'000'000U);
+  }
+  EXPECT_EQ(cache.size(), 9U);  // 100 kB and the rest of a plan each
+  EXPECT_GE(cache.bytes(), 900'000U);
+  EXPECT_EQ(alive_, 9);
+  EXPECT_EQ(cache.counters().evictions, 41U);
+  EXPECT_EQ(events(diag::Event::evict), 41U);
+  EXPECT_EQ(events(diag::Event::cache_graph), 50U);
+  // The newest is in use even where it alone is too large.
+  ASSERT_TRUE(cache.get(id_of(100), build(2'000'000)).ok());
+  EXPECT_EQ(cache.size(), 1U);
+  EXPECT_NE(cache.find(id_of(100)), nullptr);
+}
+
+TEST_F(PlanCacheTest, ManyHeldPlansDoNotStopEviction) {
+  PlanCache cache{budget_of(300)};
+  std::vector<PlanCache::Executable> held;
+  for (int i = 0; i < 300; ++i) held.push_back(cache.get(id_of(i), build()).value());
+  for (int i = 300; i < 1000; ++i) ASSERT_TRUE(cache.get(id_of(i), build()).ok());
+  for (int i = 0; i < 300; ++i) {
+    EXPECT_EQ(cache.find(id_of(i)), held[static_cast<std::size_t>(i)]);
+  }
+  held.clear();
+  for (int i = 1000; i < 1010; ++i) ASSERT_TRUE(cache.get(id_of(i), build()).ok());
+  EXPECT_EQ(cache.size(), 300U);
+}
+
+// The counting rule: every graph that is built is counted as such, only one that stays as cached.
+TEST_F(PlanCacheTest, WithoutSingleFlightAllBuildAndOneStays) {
+  constexpr int kThreads = 8;
+  diag::reset_counts();
+  PlanCache cache{budget_of(10)};
+  cache.set_single_flight(false);
+  std::barrier all_build(kThreads);
+  std::array<PlanCache::Executable, kThreads> seen;
+  in_threads(kThreads, [&](int thread) {
+    seen[static_cast<std::size_t>(thread)] =
+        cache
+            .get(id_of(1),
+                 [&]() -> Result<PlanCache::Executable> {
+                   diag::record(diag::Event::create_graph, {"counted", diag::kForward, "", -1});
+                   all_build.arrive_and_wait();
+                   return build()();
+                 })
+            .value();
+  });
+  for (const PlanCache::Executable& plan : seen) EXPECT_EQ(plan, seen.front());
+  seen = {};
+  EXPECT_EQ(alive_, 1);
+  EXPECT_EQ(cache.size(), 1U);
+  EXPECT_EQ(events(diag::Event::create_graph), static_cast<std::uint64_t>(kThreads));
+  EXPECT_EQ(events(diag::Event::cache_graph), 1U);
+}
+
+TEST_F(PlanCacheTest, ADeadlineEndsItsOwnWaitAndNobodyElses) {
+  PlanCache cache{budget_of(4)};
+  std::atomic<bool> go{false};
+  std::atomic<bool> begun{false};
+  std::atomic<int> builds{0};
+  std::jthread builder([&] {
+    const auto plan = cache.get(id_of(1), [&]() -> Result<PlanCache::Executable> {
+      ++builds;
+      begun = true;
+      while (!go) std::this_thread::yield();
+      return error(ErrorKind::cancelled, "the builder's own deadline");
+    });
+    EXPECT_EQ(plan.error().kind, ErrorKind::cancelled);
+  });
+  while (!begun) std::this_thread::yield();
+  const auto hasty = cache.get(id_of(1), build(), 5);
+  ASSERT_FALSE(hasty.ok());
+  EXPECT_EQ(hasty.error().kind, ErrorKind::cancelled);
+  EXPECT_EQ(alive_, 0);
+  std::jthread patient([&] { EXPECT_TRUE(cache.get(id_of(1), build()).ok()); });
+  go = true;
+  builder.join();
+  patient.join();
+  EXPECT_EQ(builds, 1);
+  EXPECT_EQ(alive_, 1);
 }
 
 // Two GPUs of one kind, one of which may be in a capture.
@@ -268,6 +371,23 @@ TEST_F(CachingPlannerTest, FailuresOfBuildAndLoadAreNotKept) {
   EXPECT_EQ(acquire("build broken", 0).error().kind, ErrorKind::unavailable);
   EXPECT_EQ(planner_.cache().size(), 0U);
   EXPECT_TRUE(acquire("g", 0).ok());  // the same graph under a name that builds
+}
+
+TEST_F(CachingPlannerTest, WhatIsRefusedIsRefusedAgainInTheSameWordsAndNotBuiltAgain) {
+  const auto first = acquire("does not build", 0);
+  ASSERT_FALSE(first.ok());
+  for (int i = 0; i < 5; ++i) {
+    const auto again = acquire("does not build", 0);
+    ASSERT_FALSE(again.ok());
+    EXPECT_EQ(again.error().kind, ErrorKind::unsupported);
+    EXPECT_EQ(again.error().message, first.error().message);
+    EXPECT_EQ(again.error().reasons, first.error().reasons);
+  }
+  EXPECT_EQ(engine_->builds, 1);
+  // What is broken may work the next time.
+  EXPECT_EQ(acquire("build broken", 0).error().kind, ErrorKind::unavailable);
+  EXPECT_EQ(acquire("build broken", 0).error().kind, ErrorKind::unavailable);
+  EXPECT_EQ(engine_->builds, 3);
 }
 
 TEST_F(CachingPlannerTest, NothingIsBuiltDuringACapture) {

@@ -2,7 +2,10 @@
 #include "plan/planner.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <array>
 #include <thread>
 
 #include "engine/reference/reference.h"
@@ -76,15 +79,65 @@ TEST_F(PlannerTest, BuiltCompiles) {
   }
 }
 
-TEST_F(PlannerTest, WhatTheEngineBuiltIsNotBuiltAgain) {
+// Where the device is here, the plan behind a verdict stays; a worker builds while it judges.
+TEST_F(PlannerTest, WhatAVerdictBuiltIsNotBuiltAgain) {
   Planner p = planner();
-  const Device device = fake_gpu("h200", 0);
-  const auto verdict = p.probe(relu_graph("built at once"), device, "", strength(Strength::built));
+  const Device here = fake_gpu("h200", 0);
+  const auto verdict = p.probe(relu_graph("g"), here, "", strength(Strength::built));
   ASSERT_TRUE(verdict.ok());
-  EXPECT_EQ(verdict->strength, Strength::built);
-  EXPECT_EQ(fake_->builds, 0);
-  ASSERT_TRUE(p.probe(relu_graph("g"), device, "", strength(Strength::built)).ok());
   EXPECT_EQ(fake_->builds, 1);
+  const auto plan = p.compile(relu_graph("g"), here, "", {});
+  ASSERT_TRUE(plan.ok());
+  EXPECT_EQ(plan->plan_id, verdict->plan_id);
+  const auto loaded = p.acquire(relu_graph("g"), here, "", {}, nullptr);
+  ASSERT_TRUE(loaded.ok());
+  EXPECT_EQ((*loaded)->plan().plan_id, verdict->plan_id);
+  EXPECT_EQ(fake_->builds, 1);
+
+  const auto remote =
+      p.probe(relu_graph("built at once"), fake_gpu("h200"), "", strength(Strength::built));
+  ASSERT_TRUE(remote.ok());
+  EXPECT_EQ(remote->strength, Strength::built);
+  EXPECT_EQ(fake_->builds, 1);
+}
+
+TEST_F(PlannerTest, WhatWasAnsweredIsAnsweredFromMemory) {
+  Planner p = planner();
+  const Device here = fake_gpu("h200", 0);
+  for (int i = 0; i < 3; ++i) {
+    ASSERT_TRUE(p.probe(relu_graph("g"), here, "", {}).ok());
+    const auto refused = p.probe(relu_graph("refused"), here, "", {});
+    ASSERT_TRUE(refused.ok());
+    EXPECT_EQ(refused->decision, Decision::unsupported);
+    ASSERT_EQ(refused->reasons.size(), 1U);
+    EXPECT_EQ(p.probe(relu_graph("undecided"), here, "", {})->decision, Decision::undecided);
+  }
+  EXPECT_EQ(fake_->probes, 3);  // of equal graphs with other words
+  // A refusal settles every strength; a weaker yes does not.
+  EXPECT_EQ(p.probe(relu_graph("refused"), here, "", strength(Strength::built))->decision,
+            Decision::unsupported);
+  EXPECT_EQ(fake_->probes, 3);
+  EXPECT_EQ(p.probe(relu_graph("g"), here, "", strength(Strength::built))->strength,
+            Strength::built);
+  EXPECT_EQ(fake_->probes, 4);
+  // What breaks is no answer, and another device is another question.
+  for (int i = 0; i < 2; ++i) EXPECT_FALSE(p.probe(relu_graph("broken"), here, "", {}).ok());
+  EXPECT_EQ(fake_->probes, 6);
+  ASSERT_TRUE(p.probe(relu_graph("g"), fake_gpu("h200", 1), "", {}).ok());
+  EXPECT_EQ(fake_->probes, 7);
+}
+
+TEST_F(PlannerTest, VerdictsAreBounded) {
+  PlannerConfig config;
+  config.engines = {fake_, make_reference_engine()};
+  config.verdicts = {16, std::uint64_t{1} << 20};
+  config.refusals = {16, std::uint64_t{1} << 20};
+  Planner p{std::move(config)};
+  for (int i = 0; i < 100; ++i) {
+    ASSERT_TRUE(p.probe(relu_graph("g" + std::to_string(i)), fake_gpu("h200", 0), "", {}).ok());
+    EXPECT_LE(p.verdicts().size(), 16U);
+  }
+  EXPECT_EQ(p.verdicts().counters().evictions, 84U);
 }
 
 TEST_F(PlannerTest, WhatDoesNotBuildIsAnAnswerAndWhatBreaksIsNot) {
@@ -256,6 +309,47 @@ TEST_F(PlannerTest, InfoTellsOfTheWorker) {
   const auto verdict = broken.probe(relu_graph("g"), fake_gpu("h200"), "", {});
   ASSERT_FALSE(verdict.ok());
   EXPECT_EQ(verdict.error().kind, ErrorKind::unavailable);
+}
+
+// CUDA does not survive a fork; targets are judged by workers of the child's own.
+TEST_F(PlannerTest, AForkedChildHasNoGpusAndSaysSo) {
+#if defined(__SANITIZE_THREAD__)
+  GTEST_SKIP() << "the thread sanitizer follows no threads that begin after a fork";
+#endif
+  fake_->live = {fake_gpu("h200", 0)};
+  Planner p = planner();
+  const Device gpu = p.find_device("cuda").value();
+  const auto loaded = p.acquire(relu_graph("g"), gpu, "", {}, nullptr);
+  ASSERT_TRUE(loaded.ok());
+  ASSERT_TRUE(p.probe(relu_graph("g"), fake_gpu("h200"), "", {}).ok());
+  alignas(64) std::array<std::byte, 64> workspace{};
+  const auto execute = [&] {
+    return p.execute((*loaded)->plan(), **loaded, {}, workspace.data(), 32, nullptr);
+  };
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(60);
+    const auto refused = [](const auto& outcome) {
+      return !outcome.ok() && outcome.error().kind == ErrorKind::unavailable &&
+             outcome.error().message.find("fork") != std::string::npos;
+    };
+    int step = 1;
+    for (const bool right :
+         {refused(execute()), refused(p.acquire(relu_graph("g"), gpu, "", {}, nullptr)),
+          refused(p.probe(relu_graph("g"), gpu, "", {})), refused(p.load((*loaded)->plan(), gpu)),
+          refused(p.find_device("cuda")), p.find_device("h200").value().ordinal == -1,
+          p.probe(relu_graph("refused"), fake_gpu("h200"), "", {}).ok(),
+          p.probe(relu_graph("g"), cpu_device(), "reference", {}).ok()}) {
+      if (!right) ::_exit(step);
+      ++step;
+    }
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0) << "step " << (WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+  EXPECT_TRUE(execute().ok());
+  EXPECT_TRUE(p.probe(relu_graph("undecided"), fake_gpu("h200"), "", {}).ok());
 }
 
 TEST_F(PlannerTest, ManyThreads) {

@@ -31,12 +31,14 @@ class TunedPlansTest : public testing::Test {
   void TearDown() override { fs::remove_all(root_); }
 
   // A process of its own, as far as choices go.
-  std::unique_ptr<Planner> planner(TunedPlans::Mode mode = TunedPlans::Mode::rw) {
+  std::unique_ptr<Planner> planner(Store::Mode mode = Store::Mode::rw) {
     PlannerConfig config;
     config.engines = {engine_, make_reference_engine()};
-    config.store =
-        TunedPlans::Config{mode, (root_ / "cache" / "store").string(),
-                           [this](std::string_view text) { warnings_.emplace_back(text); }};
+    Store::Config store;
+    store.mode = mode;
+    store.folder = (root_ / "cache" / "store").string();
+    store.warn = [this](std::string_view text) { warnings_.emplace_back(text); };
+    config.store = store;
     return std::make_unique<Planner>(std::move(config));
   }
 
@@ -168,6 +170,39 @@ TEST_F(TunedPlansTest, APlanThatTheEngineDoesNotTakeIsTunedAgain) {
   EXPECT_NE(warnings_[0].find("9.18"), std::string::npos);
 }
 
+// As if another cuDNN were installed.
+class OtherBuild : public ScriptedEngine {
+ public:
+  using ScriptedEngine::ScriptedEngine;
+  Result<std::string> version() override { return std::string{"9.20.0"}; }
+  Result<Plan> compile(const ir::Graph& graph, const Device& device, const Options& options,
+                       const std::optional<Candidate>& candidate, std::stop_token stop) override {
+    LAWSON_TRY(Plan plan,
+               ScriptedEngine::compile(graph, device, options, candidate, std::move(stop)));
+    plan.engine_version = "9.20.0";
+    plan.key = make_key(graph, device, name(), plan.engine_version, options);
+    return plan;
+  }
+};
+
+TEST_F(TunedPlansTest, TwoBuildsOfAnEngineShareAFolder) {
+  const std::shared_ptr<ScriptedEngine> first = engine_;
+  const auto second = std::make_shared<OtherBuild>(std::vector<Script>{{"a", 0.5}, {"b", 1.0}});
+  for (const bool stored : {false, true}) {
+    engine_ = first;
+    const Tuned old_one = tune(*planner());
+    EXPECT_EQ(old_one.report.stored, stored);
+    EXPECT_EQ(old_one.plan.plan_name, "b");
+    engine_ = second;
+    const Tuned new_one = tune(*planner());
+    EXPECT_EQ(new_one.report.stored, stored);
+    EXPECT_EQ(new_one.plan.plan_name, "a");
+    EXPECT_EQ(new_one.plan.engine_version, "9.20.0");
+  }
+  EXPECT_EQ(files().size(), 2U);
+  EXPECT_TRUE(warnings_.empty());
+}
+
 TEST_F(TunedPlansTest, WhatOthersMayWriteAndWhatIsNoFileIsNotRead) {
   tune(*planner());
   const fs::path path = files().at(0);
@@ -185,13 +220,13 @@ TEST_F(TunedPlansTest, WhatOthersMayWriteAndWhatIsNoFileIsNotRead) {
 }
 
 TEST_F(TunedPlansTest, ModesAndAFolderThatCannotBe) {
-  tune(*planner(TunedPlans::Mode::off));
-  tune(*planner(TunedPlans::Mode::ro));
+  tune(*planner(Store::Mode::off));
+  tune(*planner(Store::Mode::ro));
   EXPECT_TRUE(files().empty());
   tune(*planner());
   engine_->change("a", [](Script& script) { script.ms = 0.1; });
-  EXPECT_EQ(tune(*planner(TunedPlans::Mode::ro)).plan.plan_name, "b");
-  EXPECT_EQ(tune(*planner(TunedPlans::Mode::off)).plan.plan_name, "a");
+  EXPECT_EQ(tune(*planner(Store::Mode::ro)).plan.plan_name, "b");
+  EXPECT_EQ(tune(*planner(Store::Mode::off)).plan.plan_name, "a");
   EXPECT_TRUE(warnings_.empty());
 
   fs::remove_all(root_ / "cache");
@@ -211,7 +246,7 @@ TEST_F(TunedPlansTest, WhatADeadlineLeftIsNotStored) {
 }
 
 TEST_F(TunedPlansTest, ThreadsThatAskAtOnceGetOneTuning) {
-  const auto shared = planner(TunedPlans::Mode::off);
+  const auto shared = planner(Store::Mode::off);
   constexpr int kThreads = 16;
   std::barrier start(kThreads);
   std::atomic<int> wrong{0};
@@ -238,7 +273,7 @@ TEST_F(TunedPlansTest, ThreadsThatAskAtOnceGetOneTuning) {
 }
 
 TEST_F(TunedPlansTest, TheVerdictIsOfThePlanThatRuns) {
-  const auto shared = planner(TunedPlans::Mode::off);
+  const auto shared = planner(Store::Mode::off);
   options_.strength = Strength::built;
   const auto verdict = shared->probe(relu_graph("g"), engine_->live[0], "", options_);
   ASSERT_TRUE(verdict.ok()) << verdict.error().message;
@@ -288,38 +323,6 @@ TEST_F(TunedPlansTest, ADeviceThatIsNotHereIsNotTuned) {
   EXPECT_EQ(verdict->choice, tuned->plan.choice);
   const auto read = plan_from_bytes(plan_to_bytes(tuned->plan));
   EXPECT_EQ(read->choice, tuned->plan.choice);
-}
-
-TEST(TunedPlansEnvironment, SaysWhere) {
-  const auto with = [](const char* mode, const char* folder, const char* xdg, const char* home) {
-    const auto set = [](const char* name, const char* value) {
-      if (value == nullptr) {
-        ::unsetenv(name);
-      } else {
-        ::setenv(name, value, 1);
-      }
-    };
-    set("LAWSON_CACHE", mode);
-    set("LAWSON_CACHE_DIR", folder);
-    set("XDG_CACHE_HOME", xdg);
-    set("HOME", home);
-    return TunedPlans::environment();
-  };
-  const auto home = std::string{std::getenv("HOME") == nullptr ? "/" : std::getenv("HOME")};
-  EXPECT_EQ(with(nullptr, nullptr, nullptr, "/u")->folder, "/u/.cache/lawson/store");
-  EXPECT_EQ(with(nullptr, nullptr, "/xdg", "/u")->folder, "/xdg/lawson/store");
-  EXPECT_EQ(with(nullptr, nullptr, "relative", "/u")->folder, "/u/.cache/lawson/store");
-  EXPECT_EQ(with("rw", "/mine", "/xdg", "/u")->folder, "/mine/store");
-  EXPECT_EQ(with("rw", "/mine", nullptr, nullptr)->mode, TunedPlans::Mode::rw);
-  EXPECT_EQ(with("ro", "/mine", nullptr, nullptr)->mode, TunedPlans::Mode::ro);
-  EXPECT_EQ(with("off", "/mine", nullptr, nullptr)->mode, TunedPlans::Mode::off);
-  EXPECT_EQ(with(nullptr, nullptr, nullptr, nullptr)->mode, TunedPlans::Mode::off);
-  const auto wrong = with("yes", "/mine", nullptr, nullptr);
-  ASSERT_FALSE(wrong.ok());
-  EXPECT_EQ(wrong.error().kind, ErrorKind::invalid_argument);
-  EXPECT_NE(wrong.error().message.find("'yes' is not allowed; expected off, ro or rw"),
-            std::string::npos);
-  static_cast<void>(with(nullptr, nullptr, nullptr, home.c_str()));
 }
 
 }  // namespace

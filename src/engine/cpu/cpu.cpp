@@ -10,6 +10,7 @@
 
 #include "engine/cpu/pool.h"
 #include "engine/cpu/program.h"
+#include "engine/subject.h"
 #include "ir/json.h"
 
 namespace lawson {
@@ -76,6 +77,9 @@ class CpuLoaded : public Loaded {
   CpuLoaded(Plan plan, Program program) : plan_{std::move(plan)}, program_{std::move(program)} {}
   const Plan& plan() const override { return plan_; }
   const Program& program() const { return program_; }
+  std::size_t host_bytes() const override {
+    return lawson::host_bytes(plan_) + cpu::host_bytes(program_);
+  }
 
  private:
   Plan plan_;
@@ -86,6 +90,7 @@ class CpuEngine : public Engine {
  public:
   std::string_view name() const override { return "cpu"; }
   bool accepts(const Device& device) const override { return device.kind == Device::Kind::cpu; }
+  Result<std::string> version() override { return std::string{kVersion}; }
 
   Result<Verdict> probe(const ir::Graph& graph, const Device& device,
                         const Options& options) override {
@@ -139,6 +144,7 @@ class CpuEngine : public Engine {
     }
     Plan plan;
     plan.key = make_key(graph, device, name(), kVersion, options);
+    const diag::Span span{diag::Stage::build_plans, subject_of(name(), graph, device, plan.key)};
     plan.engine = name();
     plan.engine_version = kVersion;
     plan.target = device.name;

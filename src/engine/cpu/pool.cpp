@@ -1,7 +1,6 @@
 #include "engine/cpu/pool.h"
 
 #include <sched.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <atomic>
@@ -16,6 +15,8 @@
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "base/process.h"
 
 namespace lawson::cpu {
 namespace {
@@ -42,9 +43,19 @@ class Scratch {
   std::size_t size_ = 0;
 };
 
+// A thread's scratch memory ends with the thread; who computes after that (a destructor of a static
+// object) has memory that stays.
 Scratch& own_scratch() {
-  thread_local Scratch scratch;
-  return scratch;
+  thread_local Scratch* scratch = nullptr;
+  thread_local struct End {
+    ~End() {
+      delete scratch;
+      scratch = nullptr;
+    }
+  } end;
+  static_cast<void>(end);
+  if (scratch == nullptr) scratch = new Scratch;
+  return *scratch;
 }
 
 struct Job {
@@ -88,16 +99,19 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  ~Pool() {
+  // Ends the threads. Who is running a job, or begins one later, does it alone.
+  void stop() {
+    std::vector<std::thread> threads;
     {
       const std::lock_guard lock{mutex_};
       stop_ = true;
+      threads.swap(threads_);
     }
     wake_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
+    for (std::thread& thread : threads) thread.join();
   }
 
-  bool is_ours() const { return process_ == getpid(); }
+  bool is_ours() const { return fork_count_ == fork_count(); }
   int thread_count() const { return thread_count_; }
 
   void run(Job& job, std::byte* scratch) {
@@ -115,7 +129,7 @@ class Pool {
 
  private:
   void start_threads() {
-    if (started_) return;
+    if (started_ || stop_) return;
     started_ = true;
     // Signals are for the host's threads.
     sigset_t all;
@@ -156,7 +170,7 @@ class Pool {
     }
   }
 
-  const pid_t process_ = getpid();
+  const int fork_count_ = fork_count();
   const int thread_count_ = configured_threads();
   // In a forked child the parent's pool, whose threads do not exist here: kept, never touched.
   [[maybe_unused]] const Pool* previous_;
@@ -171,11 +185,12 @@ class Pool {
 
 std::atomic<Pool*> current{nullptr};
 
-// Ends the threads when the process exits or the library is unloaded.
+// Ends the threads when the process exits. The pool itself stays: other threads of the host may be
+// computing, and destructors of static objects may compute later.
 struct AtExit {
   ~AtExit() {
-    Pool* pool = current.exchange(nullptr);
-    if (pool != nullptr && pool->is_ours()) delete pool;
+    Pool* pool = current.load();
+    if (pool != nullptr && pool->is_ours()) pool->stop();
   }
 };
 

@@ -4,6 +4,7 @@
 
 #include "engine/cpu/planner.h"
 #include "engine/cpu/pool.h"
+#include "engine/engine.h"
 
 namespace lawson::cpu {
 namespace {
@@ -118,6 +119,34 @@ Program make_program(const ir::Graph& graph, const Kernels& kernels) {
   find_lifetimes(program);
   assign_offsets(program);
   return program;
+}
+
+std::size_t host_bytes(const Program& program) {
+  const auto of = [](const Expression& expression) {
+    const std::size_t strides = sizeof(std::int64_t) * expression.shape.size();
+    return strides + (sizeof(Value) + strides) * expression.values.capacity() +
+           (sizeof(Sink) + strides) * expression.sinks.capacity();
+  };
+  std::size_t bytes = sizeof(program) + lawson::host_bytes(program.graph) +
+                      sizeof(Step) * program.steps.capacity() +
+                      sizeof(Program::Memory) * program.memory.capacity() +
+                      sizeof(Root) * program.step_memory.capacity();
+  for (const Step& step : program.steps) {
+    bytes += std::visit(
+        ir::Overloaded{
+            [&](const PointwiseStep& s) { return of(s.expression); },
+            [&](const MatmulStep& s) { return of(s.a) + of(s.b) + of(s.epilogue); },
+            [&](const ReduceStep& s) { return of(s.operand) + s.reduced.capacity() / 8; },
+            [](const NormStep& s) {
+              return sizeof(std::optional<Location>) * (s.inputs.capacity() + s.outputs.capacity());
+            },
+            [](const AttentionStep& s) {
+              return sizeof(AttentionStep::Slot) * (s.inputs.capacity() + s.outputs.capacity());
+            },
+        },
+        step);
+  }
+  return bytes;
 }
 
 Status run_program(const Program& program, std::vector<std::byte*> roots, std::byte* workspace) {

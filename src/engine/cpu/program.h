@@ -93,6 +93,9 @@ struct Program {
 // The program of a graph for given kernels. Every graph has one.
 Program make_program(const ir::Graph& graph, const Kernels& kernels);
 
+// The host's memory that it takes, its graph included.
+std::size_t host_bytes(const Program& program);
+
 // Runs it. `roots` has the caller's addresses of inputs and outputs; `workspace` is aligned.
 Status run_program(const Program& program, std::vector<std::byte*> roots, std::byte* workspace);
 

@@ -14,6 +14,7 @@
 #include "engine/cudnn/plan_bytes.h"
 #include "engine/cudnn/reasons.h"
 #include "engine/cudnn/turned.h"
+#include "engine/subject.h"
 #include "ir/json.h"
 
 namespace lawson {
@@ -22,11 +23,17 @@ class CudnnEngine : public Engine {
  public:
   std::string_view name() const override { return "cudnn"; }
   bool accepts(const Device& device) const override { return device.kind == Device::Kind::cuda; }
+  Result<std::string> version() override {
+    LAWSON_TRY(const Libraries* found, libraries());
+    return found->cudnn.version;
+  }
+  bool tells_graphs() const override { return true; }
 
   Result<Verdict> probe(const ir::Graph& graph, const Device& device,
                         const Options& options) override {
     LAWSON_TRY(const Libraries* found, libraries());
     Verdict verdict = blank_verdict(graph, device, options, *found);
+    const diag::About about{subject_of(name(), graph, device, verdict.key)};
     if (const auto defect = known_defect(graph, device, found->cudnn_version)) {
       verdict.defect = fmt::format("{}: {} ({})", defect->id, defect->message, defect->source);
       if (defect->barred) {
@@ -64,6 +71,7 @@ class CudnnEngine : public Engine {
                                             const Options& options) override {
     LAWSON_TRY(const Libraries* found, libraries());
     const std::string key = make_key(graph, device, name(), found->cudnn.version, options);
+    const diag::About about{subject_of(name(), graph, device, key)};
     LAWSON_TRY(const auto judged, judge_.accepted(graph, device, options, key, *found));
     return cudnn::candidates(*judged, {graph, device, options, *found});
   }
@@ -74,6 +82,7 @@ class CudnnEngine : public Engine {
     LAWSON_CHECK(refuse_barred(graph, device, *found));
     Plan plan;
     plan.key = make_key(graph, device, name(), found->cudnn.version, options);
+    const diag::About about{subject_of(name(), graph, device, plan.key)};
     LAWSON_TRY(const auto judged, judge_.accepted(graph, device, options, plan.key, *found));
     LAWSON_TRY(Built built, build(*judged, {graph, device, options, *found}, candidate, stop));
     plan.plan_id = make_plan_id(plan.key, built.name, judged->rewrites());

@@ -94,6 +94,7 @@ class ReferenceEngine final : public Engine {
  public:
   std::string_view name() const override { return kName; }
   bool accepts(const Device& device) const override { return device.kind == Device::Kind::cpu; }
+  Result<std::string> version() override { return std::string{kVersion}; }
 
   Result<Verdict> probe(const ir::Graph& graph, const Device& device,
                         const Options& options) override {
