@@ -238,6 +238,9 @@ typedef struct lawson_plan lawson_plan;
 /* LAWSON_UNSUPPORTED with every reason in the message when it does not fuse. */
 LAWSON_API lawson_status lawson_compile(const lawson_graph* graph, const lawson_device* device,
                                         const lawson_options* options, lawson_plan** plan);
+/* The key that such a plan has (lawson_plan_key), found without judging or building. */
+LAWSON_API lawson_status lawson_compile_key(const lawson_graph* graph, const lawson_device* device,
+                                            const lawson_options* options, lawson_text** key);
 LAWSON_API void lawson_plan_destroy(lawson_plan* plan);
 LAWSON_API const char* lawson_plan_id(const lawson_plan* plan);
 LAWSON_API const char* lawson_plan_key(const lawson_plan* plan);
@@ -277,13 +280,42 @@ LAWSON_API lawson_status lawson_plan_execute(const lawson_plan* plan,
 /* ---- bundles: several plans in one file ----------------------------------------------------- */
 
 typedef struct lawson_bundle lawson_bundle;
+
+/* Replaces the file in one step. Of plans with one id the first is written. */
 LAWSON_API lawson_status lawson_bundle_write(const char* path, const lawson_plan* const* plans,
                                              size_t count);
+/* Adds to the bundle at `path`, in one step as well, or makes it. A plan of a given one's id is
+ * replaced; of one key the plan added last is found first. Two who append at once may lose what one
+ * of them added. */
+LAWSON_API lawson_status lawson_bundle_append(const char* path, const lawson_plan* const* plans,
+                                              size_t count);
+/* Reads the index; each plan is read when it is asked for. What is no bundle, truncated or damaged
+ * is LAWSON_INVALID_ARGUMENT, and the message names the defect. */
 LAWSON_API lawson_status lawson_bundle_open(const char* path, lawson_bundle** bundle);
 LAWSON_API void lawson_bundle_destroy(lawson_bundle* bundle);
-LAWSON_API size_t lawson_bundle_size(const lawson_bundle* bundle);
+LAWSON_API size_t lawson_bundle_size(const lawson_bundle* bundle); /* plans */
 LAWSON_API lawson_status lawson_bundle_plan(const lawson_bundle* bundle, size_t index,
                                             lawson_plan** plan);
+/* The plan with this key (lawson_compile_key); LAWSON_OK and NULL where there is none. */
+LAWSON_API lawson_status lawson_bundle_find(const lawson_bundle* bundle, const char* key,
+                                            lawson_plan** plan);
+
+/* What the index says of a plan. The pointers live as long as the bundle. */
+typedef struct lawson_bundle_entry {
+  size_t struct_size;
+  char key[33];
+  char plan_id[33];
+  const char* target;
+  const char* engine;
+  const char* engine_version;
+  const char* device_fingerprint; /* of the devices that it is for */
+  size_t size;                    /* as lawson_plan_serialize gives it */
+  size_t stored_size;             /* in the file */
+} lawson_bundle_entry;
+
+/* Plans are in the order of their keys. */
+LAWSON_API lawson_status lawson_bundle_entry_info(const lawson_bundle* bundle, size_t index,
+                                                  lawson_bundle_entry* entry);
 
 /* ---- the store: plans, verdicts and tuned choices on the disk (docs/store.md) -----------------
  */
@@ -296,8 +328,8 @@ LAWSON_API lawson_status lawson_store_open(lawson_store** store);
 LAWSON_API void lawson_store_destroy(lawson_store* store);
 LAWSON_API const char* lawson_store_folder(const lawson_store* store);
 /* [{"file", "kind": "plan"|"verdict"|"tuned", "bytes", "last_use" (seconds since 1970), "key",
- * "target", "engine", "engine_version", "lawson" (the build that wrote it), "current" (is that this
- * one?), "defect"?}], the last used first. Of a file whose head cannot be read only the first four
+ * "target", "engine", "engine_version", "deviceless" (found without the device), "lawson" (the build
+ * that wrote it), "current" (is that this one?), "defect"?}], the last used first. Of a file whose head cannot be read only the first four
  * and "defect". */
 LAWSON_API lawson_status lawson_store_list(const lawson_store* store, lawson_text** json);
 /* The same after every file was read to its end and checked. `remove`: those with a defect are
@@ -357,14 +389,15 @@ LAWSON_API lawson_status lawson_device_limits(const lawson_device* device, const
 LAWSON_API lawson_status lawson_data_verify(const lawson_plan* plan, const lawson_data* data,
                                             int* ok, lawson_text** json);
 
-/* ---- diagnostics: what was done, and how long it took (docs/diagnostics.md) ------------------- */
+/* ---- diagnostics: what was done, and how long it took (docs/diagnostics.md) -------------------
+ */
 
 /* What this process counted since it began, or since the last reset: {"rank", "pid", "totals":
  * {"hit", "miss", "verdict", "create_graph", "cache_graph", "build_plans", "load", "execute",
  * "evict"}, "stages": {"validate" | "build_operation_graph" | "create_execution_plans" |
- * "check_support" | "build_plans" | "load": {"count", "total_ms", "max_ms"}}, "threads": [{"thread",
- * "tid", "ended", "device": "0" | "-" | "mixed", "rows": [{"engine", "pass", "device": 0 | null,
- * "events", "stages"}]}]}. Exact once the calls that are counted have returned. */
+ * "check_support" | "build_plans" | "load": {"count", "total_ms", "max_ms"}}, "threads":
+ * [{"thread", "tid", "ended", "device": "0" | "-" | "mixed", "rows": [{"engine", "pass", "device":
+ * 0 | null, "events", "stages"}]}]}. Exact once the calls that are counted have returned. */
 LAWSON_API lawson_status lawson_stats_json(lawson_text** json);
 /* Of what lawson_stats_json says; LAWSON_CACHE_DEBUG's summary stays that of the whole process. */
 LAWSON_API lawson_status lawson_stats_reset(void);
@@ -372,8 +405,8 @@ LAWSON_API lawson_status lawson_stats_reset(void);
 /* From here on the process, and its workers, note each step with its time. One trace at a time. A
  * path that cannot be written is LAWSON_INVALID_ARGUMENT here, before anything is traced. */
 LAWSON_API lawson_status lawson_trace_start(const char* path);
-/* Writes the trace: a file that Perfetto (ui.perfetto.dev) and chrome://tracing open, whole or not at
- * all. Also done when the process ends, by exit or by returning from main. */
+/* Writes the trace: a file that Perfetto (ui.perfetto.dev) and chrome://tracing open, whole or not
+ * at all. Also done when the process ends, by exit or by returning from main. */
 LAWSON_API lawson_status lawson_trace_stop(void);
 
 #ifdef __cplusplus

@@ -11,6 +11,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <stdexcept>
 #include <string>
@@ -463,27 +464,95 @@ inline Verification Data::verify(const Plan& plan) const {
   return {ok != 0, {lawson_text_data(json), lawson_text_size(json)}};
 }
 
-// Several plans in one file.
+// The key that a plan of this has, found without judging or building.
+inline std::string compile_key(const Graph& graph, const Device& device,
+                               const Options& options = {}) {
+  const lawson_options given = options.c();
+  return detail::text_of(lawson_compile_key, graph.handle(), device.handle(), &given);
+}
+
+// What a bundle's index says of a plan.
+struct BundleEntry {
+  std::string key;
+  std::string plan_id;
+  std::string target;
+  std::string engine;
+  std::string engine_version;
+  std::string device_fingerprint;
+  std::size_t size = 0;
+  std::size_t stored_size = 0;
+};
+
+// Several plans in one file. Opening reads the index; a plan is read when it is asked for.
 class Bundle {
  public:
   // Replaces the file in one step.
   static void write(const std::string& path, std::span<const Plan* const> plans) {
-    std::vector<const lawson_plan*> handles;
-    handles.reserve(plans.size());
-    for (const Plan* plan : plans) handles.push_back(plan->handle());
+    const auto handles = handles_of(plans);
     detail::check(lawson_bundle_write(path.c_str(), handles.data(), handles.size()));
+  }
+  // Adds to the bundle, or makes it; in one step as well.
+  static void append(const std::string& path, std::span<const Plan* const> plans) {
+    const auto handles = handles_of(plans);
+    detail::check(lawson_bundle_append(path.c_str(), handles.data(), handles.size()));
   }
   static Bundle open(const std::string& path) {
     return Bundle{detail::make<lawson_bundle>(lawson_bundle_open, path.c_str())};
   }
 
   std::size_t size() const { return lawson_bundle_size(handle()); }
+  BundleEntry entry(std::size_t index) const {
+    lawson_bundle_entry read{};
+    read.struct_size = sizeof(read);
+    detail::check(lawson_bundle_entry_info(handle(), index, &read));
+    return {read.key,    read.plan_id,        read.target,
+            read.engine, read.engine_version, read.device_fingerprint,
+            read.size,   read.stored_size};
+  }
   Plan plan(std::size_t index) const {
     return Plan{detail::make<lawson_plan>(lawson_bundle_plan, handle(), index)};
   }
+  std::optional<Plan> find(const std::string& key) const {
+    lawson_plan* plan = detail::make<lawson_plan>(lawson_bundle_find, handle(), key.c_str());
+    if (plan == nullptr) return std::nullopt;
+    return Plan{plan};
+  }
+  // The plan of this graph for this device, compiled with the cuDNN that this process uses.
+  std::optional<Plan> find(const Graph& graph, const Device& device,
+                           const Options& options = {}) const {
+    return find(compile_key(graph, device, options));
+  }
+
+  // for (const lawson::BundleEntry& entry : bundle)
+  class Iterator {
+   public:
+    using value_type = BundleEntry;
+    using difference_type = std::ptrdiff_t;
+    Iterator(const Bundle& bundle, std::size_t index) : bundle_{&bundle}, index_{index} {}
+    BundleEntry operator*() const { return bundle_->entry(index_); }
+    Iterator& operator++() {
+      ++index_;
+      return *this;
+    }
+    Iterator operator++(int) { return {*bundle_, index_++}; }
+    bool operator==(const Iterator& other) const { return index_ == other.index_; }
+
+   private:
+    const Bundle* bundle_;
+    std::size_t index_;
+  };
+  Iterator begin() const { return {*this, 0}; }
+  Iterator end() const { return {*this, size()}; }
+
   const lawson_bundle* handle() const { return handle_.get(); }
 
  private:
+  static std::vector<const lawson_plan*> handles_of(std::span<const Plan* const> plans) {
+    std::vector<const lawson_plan*> handles;
+    handles.reserve(plans.size());
+    for (const Plan* plan : plans) handles.push_back(plan->handle());
+    return handles;
+  }
   explicit Bundle(lawson_bundle* handle) : handle_{handle} {}
   detail::Handle<lawson_bundle, lawson_bundle_destroy> handle_;
 };

@@ -93,6 +93,7 @@ void Layers::tell(const Layer& layer, std::string_view what) const {
 // A bundle with plans for the asker's engine that are all for something else was meant to be used,
 // and is not.
 void Layers::tell_if_foreign(const Layer& layer, const Asker& asker) const {
+  if (layer.told.load(std::memory_order_relaxed)) return;
   std::vector<std::string> others;
   for (const BundleOrigin& origin : layer.bundle.origins()) {
     if (origin.engine != asker.engine) continue;

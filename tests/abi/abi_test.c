@@ -24,12 +24,16 @@ static int failures = 0;
 
 /* Every function but those of attention_abi.c, so that the program does not link without it. */
 static AbiFunction const kFunctions[] = {
+    (AbiFunction)lawson_bundle_append,
     (AbiFunction)lawson_bundle_destroy,
+    (AbiFunction)lawson_bundle_entry_info,
+    (AbiFunction)lawson_bundle_find,
     (AbiFunction)lawson_bundle_open,
     (AbiFunction)lawson_bundle_plan,
     (AbiFunction)lawson_bundle_size,
     (AbiFunction)lawson_bundle_write,
     (AbiFunction)lawson_compile,
+    (AbiFunction)lawson_compile_key,
     (AbiFunction)lawson_configure,
     (AbiFunction)lawson_data_buffer,
     (AbiFunction)lawson_data_destroy,
@@ -170,6 +174,16 @@ static void layout(void) {
   FIELD(lawson_run_result, milliseconds_min);
   FIELD(lawson_run_result, milliseconds_median);
   FIELD(lawson_run_result, milliseconds_max);
+  printf("lawson_bundle_entry %zu\n", sizeof(lawson_bundle_entry));
+  FIELD(lawson_bundle_entry, struct_size);
+  FIELD(lawson_bundle_entry, key);
+  FIELD(lawson_bundle_entry, plan_id);
+  FIELD(lawson_bundle_entry, target);
+  FIELD(lawson_bundle_entry, engine);
+  FIELD(lawson_bundle_entry, engine_version);
+  FIELD(lawson_bundle_entry, device_fingerprint);
+  FIELD(lawson_bundle_entry, size);
+  FIELD(lawson_bundle_entry, stored_size);
   attention_layout();
   fusion_layout();
 }
@@ -205,6 +219,10 @@ static void nulls(void) {
   EXPECT_INVALID(lawson_bundle_write(NULL, NULL, 0));
   EXPECT_INVALID(lawson_bundle_open(NULL, NULL));
   EXPECT_INVALID(lawson_bundle_plan(NULL, 0, NULL));
+  EXPECT_INVALID(lawson_bundle_append(NULL, NULL, 0));
+  EXPECT_INVALID(lawson_bundle_find(NULL, NULL, NULL));
+  EXPECT_INVALID(lawson_bundle_entry_info(NULL, 0, NULL));
+  EXPECT_INVALID(lawson_compile_key(NULL, NULL, NULL, NULL));
   EXPECT_INVALID(lawson_store_open(NULL));
   EXPECT_INVALID(lawson_store_list(NULL, NULL));
   EXPECT_INVALID(lawson_store_verify(NULL, 0, NULL));
@@ -392,6 +410,29 @@ static void life(const char* folder) {
   lawson_plan* bundled = NULL;
   EXPECT_OK(lawson_bundle_plan(bundle, 0, &bundled));
   EXPECT(strcmp(lawson_plan_id(bundled), lawson_plan_id(plan)) == 0);
+  lawson_bundle_entry entry;
+  memset(&entry, 0, sizeof entry);
+  EXPECT(lawson_bundle_entry_info(bundle, 0, &entry) == LAWSON_INVALID_ARGUMENT); /* struct_size */
+  entry.struct_size = sizeof entry;
+  EXPECT(lawson_bundle_entry_info(bundle, 1, &entry) == LAWSON_INVALID_ARGUMENT);
+  EXPECT_OK(lawson_bundle_entry_info(bundle, 0, &entry));
+  EXPECT(strcmp(entry.key, lawson_plan_key(plan)) == 0);
+  EXPECT(strcmp(entry.plan_id, lawson_plan_id(plan)) == 0);
+  EXPECT(strcmp(entry.target, "cpu") == 0 && strcmp(entry.engine, "cpu") == 0);
+  EXPECT(entry.engine_version[0] != '\0' && strlen(entry.device_fingerprint) == 32);
+  EXPECT(entry.size > 0 && entry.stored_size > 0);
+  EXPECT_OK(lawson_compile_key(graph, device, NULL, &text));
+  lawson_plan* found = NULL;
+  EXPECT_OK(lawson_bundle_find(bundle, lawson_text_data(text), &found));
+  EXPECT(found != NULL && strcmp(lawson_plan_id(found), lawson_plan_id(plan)) == 0);
+  lawson_text_destroy(text);
+  lawson_plan_destroy(found);
+  EXPECT_OK(lawson_bundle_find(bundle, "another", &found));
+  EXPECT(found == NULL);
+  lawson_bundle_destroy(bundle);
+  EXPECT_OK(lawson_bundle_append(path, plans, 1));
+  EXPECT_OK(lawson_bundle_open(path, &bundle));
+  EXPECT(lawson_bundle_size(bundle) == 1);
   lawson_bundle_destroy(bundle);
   remove(path);
 

@@ -1,11 +1,13 @@
 // compile SPEC... -o BUNDLE: plans ahead of time, for GPUs that need not be here.
 #include <fmt/format.h>
 
-#include <chrono>
+#include <algorithm>
 #include <filesystem>
 #include <map>
+#include <optional>
 
 #include "input.h"
+#include "saver.h"
 #include "table.h"
 #include "tasks.h"
 #include "verbs.h"
@@ -17,6 +19,8 @@ struct CompileArguments {
   std::vector<std::string> specs;
   std::vector<std::string> targets;
   std::string bundle;
+  bool fresh = false;
+  std::size_t jobs = 0;
   ProbeOptions options;
   ModelOptions model;
 };
@@ -29,17 +33,77 @@ struct Work {
 };
 
 struct Outcome {
-  Plan plan;     // null when it does not fuse or failed
+  enum class Status { interrupted, compiled, kept, refused, failed };
+
+  Status status = Status::interrupted;  // what is not begun stays so
+  std::string plan_id;
+  std::string key;
+  std::string engine;
+  std::string plan_name;
+  std::size_t workspace_bytes = 0;
+  std::size_t bytes = 0;
   Json reasons;  // when it does not fuse
   Json error;    // when it failed
-  std::size_t bytes = 0;
   double seconds = 0;
+
+  bool has_plan() const { return status == Status::compiled || status == Status::kept; }
+};
+
+const char* word_of(Outcome::Status status) {
+  switch (status) {
+    case Outcome::Status::interrupted:
+      return "interrupted";
+    case Outcome::Status::compiled:
+      return "compiled";
+    case Outcome::Status::kept:
+      return "kept";
+    case Outcome::Status::refused:
+      return "unsupported";
+    case Outcome::Status::failed:
+      return "error";
+  }
+  return "error";
+}
+
+// The bundle that an earlier call left, whose plans are not built again. Of a damaged plan it is
+// told, and it is.
+class Earlier {
+ public:
+  explicit Earlier(const std::string& path) {
+    std::error_code code;
+    if (!std::filesystem::exists(path, code)) return;
+    try {
+      bundle_ = make<Bundle>(lawson_bundle_open, path.c_str());
+    } catch (const Failure& failure) {
+      const bool is_file = std::filesystem::is_regular_file(path, code);
+      throw Failure(failure.kind(), failure.exit_code(),
+                    failure.what() + std::string{is_file ? "; --fresh replaces it" : ""});
+    }
+  }
+
+  // Null when there is none.
+  Plan find(const Graph& graph, const Target& target, const lawson_options& options) const {
+    if (bundle_ == nullptr) return nullptr;
+    try {
+      const std::string key =
+          text_of(lawson_compile_key, graph.get(), target.device.get(), &options);
+      return make<Plan>(lawson_bundle_find, bundle_.get(), key.c_str());
+    } catch (const Failure& failure) {
+      // Whoever compiles will say better what the environment lacks.
+      if (failure.kind() == "invalid_argument") print_warning(failure.what());
+      return nullptr;
+    }
+  }
+
+ private:
+  Bundle bundle_;
 };
 
 class Compiler {
  public:
-  explicit Compiler(const CompileArguments& arguments) {
-    options_ = arguments.options;
+  explicit Compiler(const CompileArguments& arguments)
+      : options_{arguments.options}, jobs_{arguments.jobs}, path_{arguments.bundle} {
+    if (!arguments.fresh && !options_.retune) earlier_.emplace(path_);
     for (const std::string& path : arguments.specs) {
       const Document document = read_document(path);
       const Json model = workloads_of(document, arguments.model);
@@ -53,58 +117,71 @@ class Compiler {
     targets_ = resolve_targets(arguments.targets, {});
   }
 
-  void run() {
+  // What was compiled is in the bundle also when something else does not fuse, or after an
+  // interrupt.
+  void run(bool fresh) {
     outcomes_.resize(work_.size() * targets_.size());
+    Saver saver(path_, fresh);
     Progress progress("compiling", outcomes_.size());
-    run_tasks(outcomes_.size(), [&](std::size_t i) {
-      outcomes_[i] = compile(work_[i / targets_.size()], targets_[i % targets_.size()]);
+    const auto build = [&](std::size_t i) {
+      if (Interrupt::signal() != 0) return;
+      Plan plan;
+      outcomes_[i] = compile(work_[i / targets_.size()], targets_[i % targets_.size()], plan);
+      if (plan) saver.add(std::move(plan));
       progress.step();
-    });
-  }
-
-  // What was compiled is written also when something else does not fuse.
-  void write(const std::string& path) {
-    std::vector<const lawson_plan*> plans;
-    for (const Outcome& outcome : outcomes_) {
-      if (outcome.plan) plans.push_back(outcome.plan.get());
+    };
+    try {
+      run_tasks(outcomes_.size(), build, jobs_);
+    } catch (const Failure&) {  // of the saver: without a place for them the rest is for nothing
+      throw;
+    } catch (...) {
+      saver.flush();
+      throw;
     }
-    if (plans.empty()) return;
-    check(lawson_bundle_write(path.c_str(), plans.data(), plans.size()));
-    plans_written_ = plans.size();
+    saver.flush();
+    const auto plans = std::count_if(outcomes_.begin(), outcomes_.end(),
+                                     [](const Outcome& outcome) { return outcome.has_plan(); });
+    plans_ = static_cast<std::size_t>(plans);
   }
 
-  Json json(const std::string& bundle) const {
+  Json json() const {
     Json plans = Json::array();
     Json refused = Json::array();
     Json errors = Json::array();
+    Json interrupted = Json::array();
     each([&](const Work& work, const Target& target, const Outcome& outcome) {
-      Json item{{"spec", work.source}, {"target", target.name}};
+      Json item{{"spec", work.source},
+                {"target", target.name},
+                {"status", word_of(outcome.status)},
+                {"seconds", outcome.seconds}};
       if (work.graph) item["graph"] = lawson_graph_name(work.graph.get());
-      if (outcome.plan) {
-        const lawson_plan* plan = outcome.plan.get();
-        item.update({{"plan_id", lawson_plan_id(plan)},
-                     {"key", lawson_plan_key(plan)},
-                     {"engine", lawson_plan_engine(plan)},
-                     {"plan_name", lawson_plan_name(plan)},
-                     {"workspace_bytes", lawson_plan_workspace_size(plan)},
-                     {"bytes", outcome.bytes},
-                     {"seconds", outcome.seconds}});
+      if (outcome.has_plan()) {
+        item.update({{"plan_id", outcome.plan_id},
+                     {"key", outcome.key},
+                     {"engine", outcome.engine},
+                     {"plan_name", outcome.plan_name},
+                     {"workspace_bytes", outcome.workspace_bytes},
+                     {"bytes", outcome.bytes}});
         plans.push_back(std::move(item));
-      } else if (outcome.error.is_null()) {
+      } else if (outcome.status == Outcome::Status::refused) {
         item["reasons"] = outcome.reasons;
         refused.push_back(std::move(item));
-      } else {
+      } else if (outcome.status == Outcome::Status::failed) {
         item["error"] = outcome.error;
         errors.push_back(std::move(item));
+      } else {
+        interrupted.push_back(std::move(item));
       }
     });
-    return {{"bundle", plans_written_ > 0 ? Json(bundle) : Json()},
+    return {{"bundle", plans_ > 0 ? Json(path_) : Json()},
+            {"bundle_bytes", file_bytes()},
             {"plans", std::move(plans)},
             {"refused", std::move(refused)},
-            {"errors", std::move(errors)}};
+            {"errors", std::move(errors)},
+            {"interrupted", std::move(interrupted)}};
   }
 
-  std::string text(const std::string& bundle) const {
+  std::string text() const {
     Table table;
     table.column("compiled", Table::Align::left);
     table.column("target");
@@ -114,35 +191,41 @@ class Compiler {
     table.column("size", Table::Align::right);
     table.column("time", Table::Align::right);
     std::string refusals;
+    std::size_t interrupted = 0;
     each([&](const Work& work, const Target& target, const Outcome& outcome) {
-      if (outcome.plan) {
-        const lawson_plan* plan = outcome.plan.get();
-        table.row({{label(work)},
-                   {target.name},
-                   {std::string{lawson_plan_id(plan)}.substr(0, 12), Style::dim},
-                   {lawson_plan_name(plan), Style::dim},
-                   {bytes_text(static_cast<double>(lawson_plan_workspace_size(plan)))},
-                   {bytes_text(static_cast<double>(outcome.bytes))},
-                   {seconds_text(outcome.seconds)}});
+      if (outcome.has_plan()) {
+        table.row(
+            {{label(work)},
+             {target.name},
+             {outcome.plan_id.substr(0, 12), Style::dim},
+             {outcome.plan_name, Style::dim},
+             {bytes_text(static_cast<double>(outcome.workspace_bytes))},
+             {bytes_text(static_cast<double>(outcome.bytes))},
+             {outcome.status == Outcome::Status::kept ? "kept" : seconds_text(outcome.seconds)}});
         return;
       }
-      const bool failed = !outcome.error.is_null();
-      refusals += paint(failed ? "error" : "unsupported", Style::bad) + "  " +
+      if (outcome.status == Outcome::Status::interrupted) {
+        ++interrupted;
+        return;
+      }
+      refusals += paint(word_of(outcome.status), Style::bad) + "  " +
                   paint(label(work), Style::bold) + " on " + target.name + '\n';
-      if (failed) {
+      if (outcome.status == Outcome::Status::failed) {
         refusals += paragraph("  ", outcome.error.value("message", std::string{}));
       }
       for (const Json& reason : outcome.reasons) {
         refusals += paragraph("  - ", reason.value("message", std::string{}));
       }
     });
-    std::string out = plans_written_ > 0 ? table.text() + '\n' : std::string{};
+    std::string out = plans_ > 0 ? table.text() + '\n' : std::string{};
     out += refusals;
-    if (plans_written_ == 0) return out + "Nothing to write: no plan was compiled.\n";
-    std::error_code code;
-    const auto size = std::filesystem::file_size(bundle, code);
-    return out + fmt::format("{} in {} ({})\n", counted(plans_written_, "plan"), bundle,
-                             bytes_text(code ? 0.0 : static_cast<double>(size)));
+    if (interrupted > 0) {
+      out += fmt::format("Interrupted: {} left; the same command goes on from here.\n",
+                         counted(interrupted, "plan"));
+    }
+    if (plans_ == 0) return out + "Nothing to write: no plan was compiled.\n";
+    return out + fmt::format("{} in {} ({})\n", counted(plans_, "plan"), path_,
+                             bytes_text(static_cast<double>(file_bytes())));
   }
 
   // An environment that lacks everything is one error, not one per plan.
@@ -150,12 +233,12 @@ class Compiler {
     bool no = false;
     const Outcome* failed = nullptr;
     for (const Outcome& outcome : outcomes_) {
-      if (!outcome.error.is_null()) failed = &outcome;
-      no = no || (!outcome.plan && outcome.error.is_null());
+      if (outcome.status == Outcome::Status::failed) failed = &outcome;
+      no = no || outcome.status == Outcome::Status::refused;
     }
     const bool is_input = failed != nullptr && failed->error["kind"] == "invalid_argument";
     const int failure = is_input ? kExitInput : kExitEnvironment;
-    if (failed != nullptr && plans_written_ == 0 && !no) {
+    if (failed != nullptr && plans_ == 0 && !no) {
       throw Failure(failed->error["kind"], failure, failed->error["message"]);
     }
     return failed != nullptr ? failure : no ? kExitNo : kExitOk;
@@ -194,29 +277,54 @@ class Compiler {
     }
   }
 
-  Outcome compile(const Work& work, const Target& target) const {
+  std::uintmax_t file_bytes() const {
+    std::error_code code;
+    const auto size = std::filesystem::file_size(path_, code);
+    return code ? 0 : size;
+  }
+
+  // `compiled`: the plan, where there was none yet.
+  Outcome compile(const Work& work, const Target& target, Plan& compiled) const {
     Outcome outcome;
     const Stopwatch clock;
     const lawson_options options = options_.c();
     try {
       if (work.graph) {
+        if (Plan plan = earlier_ ? earlier_->find(work.graph, target, options) : nullptr) {
+          describe(*plan, outcome);
+          outcome.status = Outcome::Status::kept;
+          outcome.seconds = clock.seconds();
+          return outcome;
+        }
         lawson_plan* plan = nullptr;
         const lawson_status status =
             lawson_compile(work.graph.get(), target.device.get(), &options, &plan);
         if (status == LAWSON_OK) {
-          outcome.plan.reset(plan);
-          outcome.bytes =
-              lawson_text_size(make<Text>(lawson_plan_serialize, outcome.plan.get()).get());
+          compiled.reset(plan);
+          describe(*compiled, outcome);
+          outcome.status = Outcome::Status::compiled;
           outcome.seconds = clock.seconds();
           return outcome;
         }
         if (status != LAWSON_UNSUPPORTED) throw last_failure(status);
       }
       outcome.reasons = reasons_of(work, target, work.graph ? lawson_last_error_message() : "");
+      outcome.status = Outcome::Status::refused;
     } catch (const Failure& failure) {
       outcome.error = failure.json();
+      outcome.status = Outcome::Status::failed;
     }
+    outcome.seconds = clock.seconds();
     return outcome;
+  }
+
+  static void describe(const lawson_plan& plan, Outcome& outcome) {
+    outcome.plan_id = lawson_plan_id(&plan);
+    outcome.key = lawson_plan_key(&plan);
+    outcome.engine = lawson_plan_engine(&plan);
+    outcome.plan_name = lawson_plan_name(&plan);
+    outcome.workspace_bytes = lawson_plan_workspace_size(&plan);
+    outcome.bytes = lawson_text_size(make<Text>(lawson_plan_serialize, &plan).get());
   }
 
   // As a verdict words them; a refusal that only building found has its own message.
@@ -232,24 +340,29 @@ class Compiler {
   }
 
   ProbeOptions options_;
+  std::size_t jobs_;
+  std::string path_;
+  std::optional<Earlier> earlier_;
   std::vector<Spec> specs_;
   std::vector<Work> work_;
   std::map<std::string, std::size_t> known_;
   std::vector<Target> targets_;
   std::vector<Outcome> outcomes_;
-  std::size_t plans_written_ = 0;
+  std::size_t plans_ = 0;  // compiled or kept
 };
 
 int run_compile(const Session& session, const CompileArguments& arguments) {
   Compiler compiler(arguments);
-  compiler.run();
-  compiler.write(arguments.bundle);
+  const Interrupt interrupt;
+  compiler.run(arguments.fresh);
   const int code = compiler.exit_code();
   if (session.json) {
-    emit(compiler.json(arguments.bundle));
+    emit(compiler.json());
   } else {
-    print_out(compiler.text(arguments.bundle));
+    print_out(compiler.text());
   }
+  if (Interrupt::signal() != 0) std::fflush(stdout);
+  Interrupt::obey();
   return code;
 }
 
@@ -266,12 +379,19 @@ void add_compile(CLI::App& app, Session& session) {
   verb->add_option("-o,--output", arguments->bundle, "the bundle to write")
       ->required()
       ->type_name("BUNDLE");
+  verb->add_flag("--fresh", arguments->fresh,
+                 "start anew; else plans that BUNDLE has are not built again, and others stay");
+  verb->add_option("-j,--jobs", arguments->jobs, "plans built at once; 0: one for each core")
+      ->type_name("N")
+      ->check(CLI::Range(0, 1024));
   verb->add_option("-e,--engine", arguments->options.engine, "cudnn, cpu or reference")
       ->type_name("NAME");
   add_tuning_options(verb, arguments->options, true);
   add_model_options(verb, arguments->model);
   add_trace_option(verb, session);
   verb->callback([arguments, &session] {
+    if (arguments->jobs == 0) arguments->jobs = core_count();
+    session.workers = static_cast<int>(arguments->jobs);
     session.action = [arguments, &session] { return run_compile(session, *arguments); };
   });
 }

@@ -19,7 +19,8 @@ std::size_t core_count() {
   return std::clamp<std::size_t>(std::thread::hardware_concurrency(), 1, 64);
 }
 
-void run_tasks(std::size_t count, const std::function<void(std::size_t)>& task) {
+void run_tasks(std::size_t count, const std::function<void(std::size_t)>& task,
+               std::size_t threads) {
   std::atomic<std::size_t> next{0};
   std::mutex mutex;
   std::exception_ptr error;
@@ -35,9 +36,9 @@ void run_tasks(std::size_t count, const std::function<void(std::size_t)>& task) 
     }
   };
   {
-    std::vector<std::jthread> threads;
-    const std::size_t wanted = std::min(count, core_count());
-    for (std::size_t i = 1; i < wanted; ++i) threads.emplace_back(work);
+    std::vector<std::jthread> helpers;
+    const std::size_t wanted = std::min(count, threads);
+    for (std::size_t i = 1; i < wanted; ++i) helpers.emplace_back(work);
     work();
   }
   if (error) std::rethrow_exception(error);

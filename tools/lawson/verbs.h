@@ -20,6 +20,7 @@ struct Session {
   std::vector<std::string> cudnn;  // --cudnn
   bool several_cudnn = false;      // may the verb be given more than one?
   std::string trace;               // --trace; empty: none
+  int workers = 0;                 // processes at once that build for GPUs elsewhere; 0: as usual
   std::function<int()> action;     // of the verb that was named; returns the exit code
 };
 
