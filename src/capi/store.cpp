@@ -29,6 +29,7 @@ Json entry_to_json(const plan::StoredEntry& entry) {
   if (!entry.header.key.empty()) {
     document["key"] = entry.header.key;
     document["target"] = entry.header.target;
+    document["deviceless"] = entry.header.deviceless;
     document["engine"] = entry.header.engine;
     document["engine_version"] = entry.header.engine_version;
     document["lawson"] = entry.header.lawson;

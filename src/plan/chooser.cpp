@@ -43,11 +43,6 @@ void add_untried(TuningReport& report, const TuningReport& earlier) {
 
 }  // namespace
 
-Chooser::Chooser(const Result<Store::Config>& config, TunerConfig tuner)
-    : Chooser{config.ok() ? Result<std::shared_ptr<Store>>{std::make_shared<Store>(*config)}
-                          : Result<std::shared_ptr<Store>>{config.error()},
-              tuner} {}
-
 Chooser::Chooser(Result<std::shared_ptr<Store>> store, TunerConfig tuner)
     : environment_{store.ok() ? Status{} : Status{store.error()}},
       stored_{store.ok() ? std::move(store).value() : std::make_shared<Store>(Store::Config{})},

@@ -17,7 +17,6 @@ namespace lawson::plan {
 
 class Chooser {
  public:
-  explicit Chooser(const Result<Store::Config>& config, TunerConfig tuner);
   // The error, if any, is that of whoever asks for tuning.
   Chooser(Result<std::shared_ptr<Store>> store, TunerConfig tuner);
 

@@ -27,14 +27,30 @@ std::string_view text_of(const std::vector<std::byte>& bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-EntryHeader header_of(const Plan& plan) {
-  return {EntryKind::plan,     plan.key,   library_build(), plan.engine,
-          plan.engine_version, plan.target};
+EntryHeader question_of(EntryKind kind, const std::string& key, bool deviceless = false) {
+  EntryHeader header;
+  header.kind = kind;
+  header.key = key;
+  header.lawson = library_build();
+  header.deviceless = deviceless;
+  return header;
 }
 
-// Does `kept` say all that `fresh` says? Evidence is ordered with the live device first.
-bool says_as_much(const Verdict& kept, const Verdict& fresh) {
-  return kept.evidence <= fresh.evidence && settles(kept, fresh.strength);
+EntryHeader header_of(const Plan& plan) {
+  EntryHeader header = question_of(EntryKind::plan, plan.key, plan.deviceless);
+  header.engine = plan.engine;
+  header.engine_version = plan.engine_version;
+  header.target = plan.target;
+  return header;
+}
+
+EntryHeader header_of(const Verdict& verdict) {
+  EntryHeader header =
+      question_of(EntryKind::verdict, verdict.key, verdict.evidence != Evidence::live);
+  header.engine = verdict.engine;
+  header.engine_version = verdict.engine_version;
+  header.target = verdict.target;
+  return header;
 }
 
 // Nothing that a store meets may fail its caller, running out of memory included.
@@ -85,9 +101,9 @@ Result<Store::Config> Store::environment() {
 
 Store::Store(Config config) : config_{std::move(config)}, unsurveyed_bytes_{config_.budget_bytes} {}
 
-std::optional<Plan> Store::plan(const std::string& key) {
+std::optional<Plan> Store::plan(const std::string& key, bool deviceless) {
   if (config_.mode == Mode::off) return std::nullopt;
-  auto found = contained([&] { return read_plan(key, true); });
+  auto found = contained([&] { return read_plan(key, deviceless, true); });
   if (found.ok()) return std::move(found).value();
   warn(Operation::read, found.error());
   return std::nullopt;
@@ -99,9 +115,9 @@ void Store::keep(const Plan& plan) {
   if (!kept.ok()) warn(Operation::write, kept.error());
 }
 
-std::optional<Verdict> Store::verdict(const std::string& key, Strength at_least) {
+std::optional<Verdict> Store::verdict(const std::string& key, Strength at_least, bool deviceless) {
   if (config_.mode == Mode::off) return std::nullopt;
-  auto found = contained([&] { return read_verdict(key, true); });
+  auto found = contained([&] { return read_verdict(key, deviceless, true); });
   if (!found.ok()) {
     warn(Operation::read, found.error());
     return std::nullopt;
@@ -116,20 +132,19 @@ void Store::keep(const Verdict& verdict) {
     return;
   }
   const Status kept = contained([&]() -> Status {
-    const auto there = read_verdict(verdict.key, false);
-    if (there.ok() && *there && says_as_much(**there, verdict)) return {};
+    const EntryHeader header = header_of(verdict);
+    const auto there = read_verdict(verdict.key, header.deviceless, false);
+    if (there.ok() && *there && settles(**there, verdict.strength)) return {};
     std::string content;
     Json::to_cbor(verdict_to_json(verdict), content);
-    return write({EntryKind::verdict, verdict.key, library_build(), verdict.engine,
-                  verdict.engine_version, verdict.target},
-                 content);
+    return write(header, content);
   });
   if (!kept.ok()) warn(Operation::write, kept.error());
 }
 
 std::optional<std::string> Store::content(EntryKind kind, const std::string& key) {
   if (config_.mode == Mode::off) return std::nullopt;
-  auto found = contained([&] { return read(kind, key, true); });
+  auto found = contained([&] { return read(question_of(kind, key), true); });
   if (found.ok()) return std::move(found).value();
   warn(Operation::read, found.error());
   return std::nullopt;
@@ -143,13 +158,15 @@ void Store::keep(EntryHeader header, std::string_view content) {
 }
 
 void Store::reject(EntryKind kind, const std::string& key, std::string_view why) {
-  warn(Operation::read, invalid("{}: {}", path_of(kind, key), why));
+  warn(Operation::read, invalid("{}: {}", path_of(question_of(kind, key)), why));
 }
 
 Result<Plan> Store::find_plan(const std::string& key) const {
   LAWSON_CHECK(check_mode(Mode::ro));
-  LAWSON_TRY(std::optional<Plan> found, read_plan(key, false));
-  if (found) return std::move(*found);
+  for (const bool deviceless : {false, true}) {
+    LAWSON_TRY(std::optional<Plan> found, read_plan(key, deviceless, false));
+    if (found) return std::move(*found);
+  }
   return error(ErrorKind::unavailable, "{}: has no plan of key '{}'", config_.folder, key);
 }
 
@@ -186,48 +203,53 @@ Result<Pruned> Store::prune(const PruneRules& rules) const {
   return prune_entries(*folder, rules);
 }
 
-std::string Store::path_of(EntryKind kind, const std::string& key) const {
-  return config_.folder + '/' + entry_name(kind, key, library_build());
+std::string Store::path_of(const EntryHeader& header) const {
+  return config_.folder + '/' + entry_name(header);
 }
 
-Result<std::optional<std::string>> Store::read(EntryKind kind, const std::string& key,
-                                               bool use) const {
-  const std::string name = entry_name(kind, key, library_build());
+Result<std::optional<std::string>> Store::read(const EntryHeader& asked, bool use) const {
+  const std::string name = entry_name(asked);
   LAWSON_TRY(const auto folder, StoreFolder::open(config_.folder));
   if (!folder) return std::optional<std::string>{};
   LAWSON_TRY(auto found,
              folder->read(name, kMaxHeadBytes + kMaxContentBytes, use && config_.mode == Mode::rw));
   if (!found) return std::optional<std::string>{};
   const auto entry = decode_entry(found->text);
-  if (!entry.ok()) return invalid("{}: {}", path_of(kind, key), entry.error().message);
-  if (entry->header.kind != kind || entry->header.key != key ||
-      entry->header.lawson != library_build()) {
-    return invalid("{}: it answers another question", path_of(kind, key));
+  if (!entry.ok()) return invalid("{}: {}", path_of(asked), entry.error().message);
+  const EntryHeader& header = entry->header;
+  if (header.kind != asked.kind || header.key != asked.key || header.lawson != asked.lawson ||
+      header.deviceless != asked.deviceless) {
+    return invalid("{}: it answers another question", path_of(asked));
   }
   found->text.erase(0, found->text.size() - entry->content.size());
   return std::optional{std::move(found->text)};
 }
 
-Result<std::optional<Plan>> Store::read_plan(const std::string& key, bool use) const {
-  LAWSON_TRY(const auto content, read(EntryKind::plan, key, use));
+Result<std::optional<Plan>> Store::read_plan(const std::string& key, bool deviceless,
+                                             bool use) const {
+  const EntryHeader asked = question_of(EntryKind::plan, key, deviceless);
+  LAWSON_TRY(const auto content, read(asked, use));
   if (!content) return std::optional<Plan>{};
   auto plan = plan_from_bytes(std::as_bytes(std::span{*content}));
-  const std::string path = path_of(EntryKind::plan, key);
-  if (!plan.ok()) return invalid("{}: {}", path, plan.error().message);
-  if (plan->key != key) return invalid("{}: its plan answers another question", path);
+  if (!plan.ok()) return invalid("{}: {}", path_of(asked), plan.error().message);
+  if (plan->key != key || plan->deviceless != deviceless) {
+    return invalid("{}: its plan answers another question", path_of(asked));
+  }
   return std::optional{std::move(plan).value()};
 }
 
-Result<std::optional<Verdict>> Store::read_verdict(const std::string& key, bool use) const {
-  LAWSON_TRY(const auto content, read(EntryKind::verdict, key, use));
+Result<std::optional<Verdict>> Store::read_verdict(const std::string& key, bool deviceless,
+                                                   bool use) const {
+  const EntryHeader asked = question_of(EntryKind::verdict, key, deviceless);
+  LAWSON_TRY(const auto content, read(asked, use));
   if (!content) return std::optional<Verdict>{};
-  const std::string path = path_of(EntryKind::verdict, key);
   const auto document = parse_cbor(*content);
-  if (!document.ok()) return invalid("{}: {}", path, document.error().message);
+  if (!document.ok()) return invalid("{}: {}", path_of(asked), document.error().message);
   auto verdict = verdict_from_json(*document);
-  if (!verdict.ok()) return invalid("{}: {}", path, verdict.error().message);
-  if (verdict->key != key || verdict->decision == Decision::undecided) {
-    return invalid("{}: its verdict answers another question", path);
+  if (!verdict.ok()) return invalid("{}: {}", path_of(asked), verdict.error().message);
+  if (verdict->key != key || (verdict->evidence != Evidence::live) != deviceless ||
+      verdict->decision == Decision::undecided) {
+    return invalid("{}: its verdict answers another question", path_of(asked));
   }
   return std::optional{std::move(verdict).value()};
 }
@@ -236,7 +258,7 @@ Status Store::write(const EntryHeader& header, std::string_view content) {
   LAWSON_TRY(const std::string text, encode_entry(header, content));
   if (text.size() > config_.budget_bytes) return {};
   LAWSON_TRY(const StoreFolder folder, StoreFolder::create(config_.folder));
-  LAWSON_CHECK(folder.write(entry_name(header.kind, header.key, header.lawson), text));
+  LAWSON_CHECK(folder.write(entry_name(header), text));
   const std::uint64_t unsurveyed = unsurveyed_bytes_.fetch_add(text.size()) + text.size();
   if (unsurveyed < config_.budget_bytes / kSurveyShare) return {};
   unsurveyed_bytes_ = 0;

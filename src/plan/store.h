@@ -45,14 +45,16 @@ class Store {
 
   const Config& config() const { return config_; }
 
-  // The plan of this key. Whether its engine takes it, load() says; reject() if not.
-  std::optional<Plan> plan(const std::string& key);
+  // The plan of this key, chosen with the device or without it (Plan::deviceless). Whether its
+  // engine takes it, load() says; reject() if not.
+  std::optional<Plan> plan(const std::string& key, bool deviceless = false);
   void keep(const Plan& plan);
 
-  // A verdict that settles the question. Who asks decides whether its evidence is enough.
-  std::optional<Verdict> verdict(const std::string& key, Strength at_least);
+  // A verdict that settles the question, from the live device or without it (Verdict::evidence).
+  std::optional<Verdict> verdict(const std::string& key, Strength at_least,
+                                 bool deviceless = false);
   // Undecided ones and those that name no build of an engine are not kept; neither is one that says
-  // less than what is there from the same evidence.
+  // no more than what is there.
   void keep(const Verdict& verdict);
 
   // What TunedPlans keeps: bytes under a header (whose `lawson` is filled in).
@@ -62,8 +64,8 @@ class Store {
   // The content of an entry turned out to be of no use: the warning about bad entries.
   void reject(EntryKind kind, const std::string& key, std::string_view why);
 
-  // For those who want to know what went wrong: the same, and the error. UNAVAILABLE when the mode
-  // does not allow it or there is no such plan.
+  // For those who want to know what went wrong. UNAVAILABLE when the mode does not allow it or
+  // there is no such plan, of a process with the device or else without.
   Result<Plan> find_plan(const std::string& key) const;
   Status add(const Plan& plan);
   Result<Usage> usage() const;
@@ -76,10 +78,12 @@ class Store {
   enum class Operation { read, write };
   enum class Fault { bad_entry, not_trusted, not_read, not_written, count };
 
-  std::string path_of(EntryKind kind, const std::string& key) const;
-  Result<std::optional<std::string>> read(EntryKind kind, const std::string& key, bool use) const;
-  Result<std::optional<Plan>> read_plan(const std::string& key, bool use) const;
-  Result<std::optional<Verdict>> read_verdict(const std::string& key, bool use) const;
+  std::string path_of(const EntryHeader& header) const;
+  // `asked`: kind, key, deviceless.
+  Result<std::optional<std::string>> read(const EntryHeader& asked, bool use) const;
+  Result<std::optional<Plan>> read_plan(const std::string& key, bool deviceless, bool use) const;
+  Result<std::optional<Verdict>> read_verdict(const std::string& key, bool deviceless,
+                                              bool use) const;
   Status write(const EntryHeader& header, std::string_view content);
   Status make_room(const StoreFolder& folder) const;
   Status check_mode(Mode needed) const;

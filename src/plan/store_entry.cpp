@@ -47,6 +47,7 @@ Result<EntryHeader> header_from_cbor(std::string_view cbor) {
     if (!kind) return invalid("its kind is none of plan, verdict and tuned");
     header.kind = *kind;
     header.key = document.at("key").get<std::string>();
+    header.deviceless = document.at("deviceless").get<bool>();
     header.lawson = document.at("lawson").get<std::string>();
     header.engine = document.at("engine").get<std::string>();
     header.engine_version = document.at("engine_version").get<std::string>();
@@ -78,11 +79,9 @@ std::string_view to_string(EntryKind kind) {
 }
 
 Result<std::string> encode_entry(const EntryHeader& header, std::string_view content) {
-  const Json document{{"kind", to_string(header.kind)},
-                      {"key", header.key},
-                      {"lawson", header.lawson},
-                      {"engine", header.engine},
-                      {"engine_version", header.engine_version},
+  const Json document{{"kind", to_string(header.kind)},  {"key", header.key},
+                      {"deviceless", header.deviceless}, {"lawson", header.lawson},
+                      {"engine", header.engine},         {"engine_version", header.engine_version},
                       {"target", header.target}};
   const std::vector<std::uint8_t> cbor = Json::to_cbor(document);
   if (cbor.size() > kMaxHeaderBytes) {
@@ -143,8 +142,10 @@ Result<Entry> decode_entry(std::string_view text) {
   return entry;
 }
 
-std::string entry_name(EntryKind kind, std::string_view key, std::string_view lawson) {
-  return fmt::format("{}.{}", hash_hex(fmt::format("{}\n{}", lawson, key)), to_string(kind));
+std::string entry_name(const EntryHeader& header) {
+  const std::string text = fmt::format("{} {}\n{}", header.lawson,
+                                       header.deviceless ? "deviceless" : "live", header.key);
+  return fmt::format("{}.{}", hash_hex(text), to_string(header.kind));
 }
 
 std::optional<EntryKind> kind_of_name(std::string_view name) {

@@ -5,7 +5,8 @@
 //      12   size of the header (4)
 //      16   size of the content (8)
 //      24   XXH3-128 of the content (32 hex digits)
-//      56   header: CBOR {"kind", "key", "lawson", "engine", "engine_version", "target"}
+//      56   header: CBOR {"kind", "key", "deviceless", "lawson", "engine", "engine_version",
+//           "target"}
 //      ...  XXH3-128 of all before (32 hex digits)
 //      ...  content, to the end of the file
 // Content: of a plan plan_to_bytes; of a verdict CBOR of verdict_to_json; of a tuned choice CBOR
@@ -32,6 +33,7 @@ struct EntryHeader {
   std::string engine;
   std::string engine_version;
   std::string target;
+  bool deviceless = false;  // found without the device: nothing for a process that has it
 
   bool operator==(const EntryHeader&) const = default;
 };
@@ -59,9 +61,9 @@ struct Entry {
 };
 Result<Entry> decode_entry(std::string_view text);
 
-// "HASH.KIND": of the key and Lawson's build, so that builds that share a folder leave each other's
-// entries alone.
-std::string entry_name(EntryKind kind, std::string_view key, std::string_view lawson);
+// "HASH.KIND": of the key, Lawson's build and whether the device was there, so that builds, and
+// machines with and without the device, that share a folder leave each other's entries alone.
+std::string entry_name(const EntryHeader& header);
 // The kind that a name is of; nullopt: the name of something else.
 std::optional<EntryKind> kind_of_name(std::string_view name);
 

@@ -18,10 +18,7 @@ Status read_head(const StoreFolder& folder, StoredEntry& entry) {
   if (!content) return error(ErrorKind::unavailable, "{}: it is gone", entry.file);
   LAWSON_TRY(EntryHead head, decode_head(content->text, content->file_bytes));
   entry.header = std::move(head.header);
-  const EntryHeader& header = entry.header;
-  if (entry_name(header.kind, header.key, header.lawson) != entry.file) {
-    return invalid("it answers another question");
-  }
+  if (entry_name(entry.header) != entry.file) return invalid("it answers another question");
   return {};
 }
 

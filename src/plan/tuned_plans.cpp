@@ -58,7 +58,8 @@ Result<Tuned> tuned_from_bytes(std::string_view bytes) {
 }
 
 std::string TunedPlans::Question::id() const {
-  return make_key(graph, device, engine.name(), "", options);
+  const auto version = engine.version();
+  return make_key(graph, device, engine.name(), version.ok() ? *version : "", options);
 }
 
 std::optional<Tuned> TunedPlans::find(const Question& question) {

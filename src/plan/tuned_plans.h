@@ -21,20 +21,15 @@ Result<Tuned> tuned_from_bytes(std::string_view bytes);
 
 class TunedPlans {
  public:
-  using Mode = Store::Mode;
-  using Config = Store::Config;
-  static Result<Config> environment() { return Store::environment(); }
-
   explicit TunedPlans(std::shared_ptr<Store> store) : store_{std::move(store)} {}
 
   struct Question {
     const ir::Graph& graph;
     const Device& device;
-    const Engine& engine;
+    Engine& engine;
     const Options& options;
 
-    // The key without the engine's build, which a plan knows and a question does not.
-    std::string id() const;
+    std::string id() const;  // the key
   };
 
   // Every plan belongs to the question; whether the engine takes it, load() says.

@@ -94,6 +94,9 @@ TEST_F(StoreDamageTest, SoundFilesOfSomethingElse) {
   expect_no_answer(sealed(EntryKind::plan, "other", bytes_of(plan_of("other"))), "another key");
   expect_no_answer(sealed(EntryKind::plan, "k", bytes_of(plan_of("other"))), "another plan");
   expect_no_answer(sealed(EntryKind::verdict, "k", bytes_of(plan_of("k"))), "another kind");
+  Plan deviceless = plan_of("k");
+  deviceless.deviceless = true;
+  expect_no_answer(sealed(EntryKind::plan, "k", bytes_of(deviceless)), "a deviceless plan");
   expect_no_answer(sealed(EntryKind::plan, "k", "no plan"), "no plan");
   expect_no_answer(sealed(EntryKind::plan, "k", ""), "nothing");
   std::string verdict;

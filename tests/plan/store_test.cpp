@@ -14,6 +14,10 @@ namespace {
 
 namespace fs = std::filesystem;
 
+std::string name_of(const std::string& key) {
+  return entry_name({EntryKind::plan, key, library_build(), "", "", ""});
+}
+
 TEST_F(StoreTest, AnotherProcessFindsWhatWasKept) {
   EXPECT_FALSE(store()->plan("k").has_value());
   EXPECT_TRUE(files().empty());  // asking creates nothing
@@ -59,14 +63,29 @@ TEST_F(StoreTest, AVerdictIsNotReplacedByOneThatSaysLess) {
   store()->keep(verdict_of("k", Decision::supported, Strength::verified));
   store()->keep(verdict_of("k", Decision::supported, Strength::judged));
   EXPECT_TRUE(store()->verdict("k", Strength::verified).has_value());
+}
 
-  Verdict deviceless = verdict_of("d", Decision::supported, Strength::judged);
-  deviceless.evidence = Evidence::deviceless_measured_target;
-  store()->keep(deviceless);
-  store()->keep(verdict_of("d", Decision::supported, Strength::judged));
-  EXPECT_EQ(store()->verdict("d", Strength::judged)->evidence, Evidence::live);
-  store()->keep(deviceless);
-  EXPECT_EQ(store()->verdict("d", Strength::judged)->evidence, Evidence::live);
+// A machine with the device and one without it may share a folder.
+TEST_F(StoreTest, WithTheDeviceAndWithoutItAreTwoQuestions) {
+  Verdict verdict = verdict_of("k");
+  verdict.evidence = Evidence::deviceless_measured_target;
+  store()->keep(verdict);
+  Plan plan = plan_of("k", 1);
+  plan.deviceless = true;
+  store()->keep(plan);
+  EXPECT_FALSE(store()->verdict("k", Strength::judged).has_value());
+  EXPECT_FALSE(store()->plan("k").has_value());
+  EXPECT_EQ(store()->find_plan("k")->plan_id, "k/1");
+  store()->keep(verdict_of("k"));
+  store()->keep(plan_of("k", 2));
+  EXPECT_EQ(files().size(), 4U);
+  EXPECT_EQ(store()->verdict("k", Strength::judged)->evidence, Evidence::live);
+  EXPECT_EQ(store()->verdict("k", Strength::judged, true)->evidence,
+            Evidence::deviceless_measured_target);
+  EXPECT_EQ(store()->plan("k")->plan_id, "k/2");
+  EXPECT_EQ(store()->plan("k", true)->plan_id, "k/1");
+  EXPECT_EQ(store()->find_plan("k")->plan_id, "k/2");
+  EXPECT_TRUE(warnings_.empty());
 }
 
 TEST_F(StoreTest, UndecidedAndOfNoBuildIsNotKept) {
@@ -206,9 +225,7 @@ TEST_F(StoreTest, AnotherBuildOfLawsonHasEntriesOfItsOwn) {
   const auto bytes = plan_to_bytes(plan_of("k", 2));
   const auto text =
       encode_entry(header, {reinterpret_cast<const char*>(bytes.data()), bytes.size()});
-  write(folder() / entry_name(header.kind, header.key, header.lawson), *text);
-  fs::permissions(folder() / entry_name(header.kind, header.key, header.lawson),
-                  fs::perms::owner_read | fs::perms::owner_write);
+  write(folder() / entry_name(header), *text);
   EXPECT_EQ(store()->plan("k")->plan_id, "k/1");
   const auto entries = store()->list();
   ASSERT_TRUE(entries.ok());
@@ -216,8 +233,7 @@ TEST_F(StoreTest, AnotherBuildOfLawsonHasEntriesOfItsOwn) {
   for (const StoredEntry& entry : *entries) EXPECT_EQ(entry.defect, "");
 
   // Under a name of this build's the file still says whose it is.
-  const fs::path own = folder() / entry_name(EntryKind::plan, "k", library_build());
-  fs::rename(folder() / entry_name(header.kind, header.key, header.lawson), own);
+  fs::rename(folder() / entry_name(header), folder() / name_of("k"));
   EXPECT_FALSE(store()->plan("k").has_value());
   EXPECT_EQ(warnings_.size(), 1U);
 }
@@ -260,16 +276,14 @@ TEST_F(StoreTest, TheLeastRecentlyUsedLeave) {
   std::uint64_t each = 0;
   for (int i = 0; i < kPlans; ++i) {
     store()->keep(plan_of(name(i), 0, 10000));
-    const fs::path path = folder() / entry_name(EntryKind::plan, name(i), library_build());
+    const fs::path path = folder() / name_of(name(i));
     each = fs::file_size(path);
     age(path, 1000 - 10 * i);
   }
   EXPECT_TRUE(store()->plan(name(0)).has_value());  // used now
   // The first write of a process surveys the folder: down to 90 % of the budget.
   store(Store::Mode::rw, each * 10)->keep(plan_of("new", 0, 10000));
-  const auto there = [&](const std::string& key) {
-    return fs::exists(folder() / entry_name(EntryKind::plan, key, library_build()));
-  };
+  const auto there = [&](const std::string& key) { return fs::exists(folder() / name_of(key)); };
   EXPECT_TRUE(there(name(0)));
   EXPECT_FALSE(there(name(1)));
   EXPECT_FALSE(there(name(2)));
@@ -286,7 +300,7 @@ TEST_F(StoreTest, TheLeastRecentlyUsedLeave) {
   EXPECT_EQ(files().size(), 3U);
   EXPECT_TRUE(warnings_.empty());
 
-  age(folder() / entry_name(EntryKind::plan, "new", library_build()), 500);
+  age(folder() / name_of("new"), 500);
   PruneRules rules;
   rules.max_age_ns = std::int64_t{400} * 1'000'000'000;
   EXPECT_EQ(store()->prune(rules)->removed, 1U);

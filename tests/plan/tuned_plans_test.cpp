@@ -291,7 +291,11 @@ TEST_F(TunedPlansTest, TheVerdictIsOfThePlanThatRuns) {
   options_.strength = Strength::judged;
   const auto judged = shared->probe(relu_graph("g"), engine_->live[0], "", options_);
   EXPECT_EQ(judged->key, verdict->key);
-  EXPECT_TRUE(judged->plan_name.empty());  // not known before it is tuned
+  EXPECT_EQ(judged->plan_id, verdict->plan_id);  // known, once it is tuned
+  options_.workspace_limit = 1 << 20;            // another question
+  const auto other = shared->probe(relu_graph("g"), engine_->live[0], "", options_);
+  EXPECT_NE(other->key, verdict->key);
+  EXPECT_TRUE(other->plan_name.empty());  // not known before it is tuned
 }
 
 TEST_F(TunedPlansTest, OffIsTheEnginesFirstChoice) {
@@ -303,7 +307,7 @@ TEST_F(TunedPlansTest, OffIsTheEnginesFirstChoice) {
     EXPECT_TRUE(tuned.plan.choice.empty());
   }
   EXPECT_EQ(engine_->measures, 0);
-  EXPECT_TRUE(files().empty());
+  for (const fs::path& file : files()) EXPECT_NE(file.extension(), ".tuned");
 }
 
 TEST_F(TunedPlansTest, ADeviceThatIsNotHereIsNotTuned) {

@@ -6,6 +6,7 @@
 #include <limits>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "table.h"
 #include "terminal.h"
@@ -142,16 +143,19 @@ int run_prune(const Session& session, const PruneArguments& arguments) {
   return pruned.contains("failure") ? kExitEnvironment : kExitOk;
 }
 
-// Of this build of Lawson, and sound; a plan that leaves the store meanwhile is left out.
+// Of this build of Lawson, and sound; a plan that leaves the store meanwhile is left out. Of two
+// for one key the library gives the one that was chosen with the device.
 int run_export(const Session& session, const std::string& path) {
   const Store store = open_store();
   std::vector<Plan> plans;
+  std::set<std::string> keys;
   for (const Json& entry : json_of(lawson_store_list, store.get())) {
     if (entry["kind"] != "plan" || entry.contains("defect") || !entry.value("current", false)) {
       continue;
     }
     lawson_plan* plan = nullptr;
     const auto key = entry["key"].get<std::string>();
+    if (!keys.insert(key).second) continue;
     if (lawson_store_plan(store.get(), key.c_str(), &plan) == LAWSON_OK) {
       plans.emplace_back(plan);
     } else {
