@@ -91,6 +91,9 @@ Result<std::unique_ptr<lawson_verdict>> ConfigQuestion::ask(const plan::KnownDev
     return std::make_unique<lawson_verdict>(lawson_verdict{std::move(verdict), nullptr});
   }
   if (const auto joint = last(); joint != nullptr && was_told(*joint, device, asked, planner)) {
+    for (const plan::KnownGraph& graph : graphs_) {
+      LAWSON_CHECK(planner.verdict(graph, device, asked.engine, asked.options));
+    }
     return make_verdict_handle(joint->verdict);
   }
   auto joint = std::make_shared<Joint>();

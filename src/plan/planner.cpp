@@ -177,16 +177,15 @@ class Planner::Impl {
                    device.device().name);
     }
     bool asked = false;
+    const auto ask = [&]() -> Result<VerdictPtr> {
+      asked = true;
+      LAWSON_TRY(Verdict fresh, judge_afresh(question));
+      return std::make_shared<const Verdict>(with_text(std::move(fresh)));
+    };
     VerdictPtr answer = known_verdict(question);
     if (answer == nullptr) {
-      LAWSON_TRY(answer, verdicts_.get(
-                             verdict_question(graph, device, engine->name(), options),
-                             [&]() -> Result<VerdictPtr> {
-                               asked = true;
-                               LAWSON_TRY(Verdict fresh, judge_afresh(question));
-                               return std::make_shared<const Verdict>(with_text(std::move(fresh)));
-                             },
-                             options.deadline_ms));
+      const QuestionId id = verdict_question(graph, device, engine->name(), options);
+      LAWSON_TRY(answer, verdicts_.get(id, ask, options.deadline_ms));
     }
     if (!asked) diag::record(diag::Event::hit, subject_of(question, answer->key));
     return answer;
@@ -196,10 +195,7 @@ class Planner::Impl {
                            std::string_view name, const Options& options) {
     const auto engine = choose(device.device(), name);
     if (!engine.ok() || !usable_here(device.device()).ok()) return nullptr;
-    const Question question{**engine, graph, device, options};
-    auto known = known_verdict(question);
-    if (known != nullptr) diag::record(diag::Event::hit, subject_of(question, known->key));
-    return known;
+    return known_verdict({**engine, graph, device, options});
   }
 
   Result<Plan> compile(const KnownGraph& graph, const KnownDevice& device, std::string_view name,

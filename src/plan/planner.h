@@ -54,7 +54,7 @@ class Planner {
   using VerdictPtr = std::shared_ptr<const Verdict>;
   Result<VerdictPtr> verdict(const KnownGraph& graph, const KnownDevice& device,
                              std::string_view engine, const Options& options);
-  // The same where it is known, without counting it as asked for unless it is; else nullptr.
+  // What verdict() would answer from memory; nullptr: it would ask. Counts as no question.
   VerdictPtr known_verdict(const KnownGraph& graph, const KnownDevice& device,
                            std::string_view engine, const Options& options);
   Result<Verdict> probe(const ir::Graph& graph, const Device& device, std::string_view engine,
