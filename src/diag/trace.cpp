@@ -47,7 +47,7 @@ Trace& trace() {
 }
 
 double microseconds(std::int64_t ns) {
-  return static_cast<double>(ns) * 1e-3;
+  return static_cast<double>(ns) / 1e3;
 }
 
 Json to_json(const Happening& happening, std::int64_t started_ns) {

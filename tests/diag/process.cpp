@@ -2,6 +2,8 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
@@ -46,7 +48,10 @@ void perform(std::string_view what) {
     start_trace();
     std::atomic<bool> over{false};
     std::thread busy([&] {
-      while (!over) history(2);
+      while (!over) {
+        history(2);
+        std::this_thread::sleep_for(std::chrono::microseconds{20});  // fork waits for its locks
+      }
     });
     for (int i = 0; i < 50; ++i) {
       const pid_t child = ::fork();
