@@ -2,7 +2,6 @@
 #include "plan/store.h"
 
 #include <cmath>
-#include <limits>
 
 #include "capi/guard.h"
 #include "capi/handles.h"
@@ -18,14 +17,14 @@ struct lawson_store {
 namespace lawson::capi {
 namespace {
 
-constexpr double kNsPerSecond = 1e9;
+constexpr std::int64_t kNsPerSecond = 1'000'000'000;
 
 // A header may say anything in any bytes.
 Json entry_to_json(const plan::StoredEntry& entry) {
   Json document{{"file", entry.file},
                 {"kind", plan::to_string(entry.kind)},
                 {"bytes", entry.bytes},
-                {"last_use", std::floor(static_cast<double>(entry.used_ns) / kNsPerSecond)}};
+                {"last_use", entry.used_ns / kNsPerSecond}};
   if (!entry.header.key.empty()) {
     document["key"] = entry.header.key;
     document["target"] = entry.header.target;
@@ -123,8 +122,9 @@ lawson_status lawson_store_prune(const lawson_store* store, int64_t max_bytes,
     plan::PruneRules rules;
     if (max_bytes >= 0) rules.max_bytes = static_cast<std::uint64_t>(max_bytes);
     if (max_age_seconds >= 0) {
-      constexpr double kMost = 1e9;  // seconds; longer than any file's age
-      rules.max_age_ns = static_cast<std::int64_t>(std::min(max_age_seconds, kMost) * kNsPerSecond);
+      constexpr double kMost = 9e9;  // seconds; longer than any file's age
+      rules.max_age_ns = static_cast<std::int64_t>(std::min(max_age_seconds, kMost) *
+                                                   static_cast<double>(kNsPerSecond));
     }
     LAWSON_TRY(const plan::Pruned pruned, store->store.prune(rules));
     Json document{{"removed", pruned.removed},

@@ -4,10 +4,10 @@
 #include <cstdlib>
 #include <exception>
 #include <new>
-#include <span>
 #include <utility>
 
 #include "plan/store_build.h"
+#include "plan/store_content.h"
 #include "plan/store_folder.h"
 
 namespace lawson::plan {
@@ -230,11 +230,8 @@ Result<std::optional<Plan>> Store::read_plan(const std::string& key, bool device
   const EntryHeader asked = question_of(EntryKind::plan, key, deviceless);
   LAWSON_TRY(const auto content, read(asked, use));
   if (!content) return std::optional<Plan>{};
-  auto plan = plan_from_bytes(std::as_bytes(std::span{*content}));
+  auto plan = plan_of_content(asked, *content);
   if (!plan.ok()) return invalid("{}: {}", path_of(asked), plan.error().message);
-  if (plan->key != key || plan->deviceless != deviceless) {
-    return invalid("{}: its plan answers another question", path_of(asked));
-  }
   return std::optional{std::move(plan).value()};
 }
 
@@ -243,14 +240,8 @@ Result<std::optional<Verdict>> Store::read_verdict(const std::string& key, bool 
   const EntryHeader asked = question_of(EntryKind::verdict, key, deviceless);
   LAWSON_TRY(const auto content, read(asked, use));
   if (!content) return std::optional<Verdict>{};
-  const auto document = parse_cbor(*content);
-  if (!document.ok()) return invalid("{}: {}", path_of(asked), document.error().message);
-  auto verdict = verdict_from_json(*document);
+  auto verdict = verdict_of_content(asked, *content);
   if (!verdict.ok()) return invalid("{}: {}", path_of(asked), verdict.error().message);
-  if (verdict->key != key || (verdict->evidence != Evidence::live) != deviceless ||
-      verdict->decision == Decision::undecided) {
-    return invalid("{}: its verdict answers another question", path_of(asked));
-  }
   return std::optional{std::move(verdict).value()};
 }
 

@@ -2,9 +2,8 @@
 
 #include <algorithm>
 
-#include "engine/engine.h"
 #include "plan/atomic_file.h"
-#include "plan/tuned_plans.h"
+#include "plan/store_content.h"
 
 namespace lawson::plan {
 namespace {
@@ -79,26 +78,6 @@ Result<std::vector<StoredEntry>> check_entries(const StoreFolder& folder, bool r
     const auto removed = folder.remove(file);
     entry.removed = removed.ok() && *removed;
   });
-}
-
-Status check_content(const EntryHeader& header, std::string_view content) {
-  switch (header.kind) {
-    case EntryKind::plan: {
-      LAWSON_TRY(const Plan plan, plan_from_bytes(std::as_bytes(std::span{content})));
-      if (plan.key == header.key) return {};
-      break;
-    }
-    case EntryKind::verdict: {
-      LAWSON_TRY(const Json document, parse_cbor(content));
-      LAWSON_TRY(const Verdict verdict, verdict_from_json(document));
-      if (verdict.key == header.key) return {};
-      break;
-    }
-    case EntryKind::tuned:
-      LAWSON_CHECK(tuned_from_bytes(content));
-      return {};
-  }
-  return invalid("its content answers another question than its header says");
 }
 
 Result<Pruned> prune_entries(const StoreFolder& folder, const PruneRules& rules) {

@@ -35,9 +35,6 @@ Result<std::vector<StoredEntry>> list_entries(const StoreFolder& folder);
 // Reads all entries in full; `remove` takes away those with a defect.
 Result<std::vector<StoredEntry>> check_entries(const StoreFolder& folder, bool remove);
 
-// Is the content what the header says? INVALID_ARGUMENT says what is wrong.
-Status check_content(const EntryHeader& header, std::string_view content);
-
 struct PruneRules {
   // The least recently used leave until `max_bytes` are left; nothing while all are within the
   // budget.

@@ -133,8 +133,8 @@ class Cache(Case):
                 (("prune", "--to-size", "much"), ("--to-size", "much")),
                 (("prune", "--older-than", "3 weeks"), ("--older-than", "weeks")),
                 (("prune", "--older-than", "3"), ("--older-than",)),
-                (("export",), ("FILE",)),
-                (("import",), ("BUNDLE",)),
+                (("export",), ("bundle", "required")),
+                (("import",), ("bundle", "required")),
                 (("list", "more"), ("more",))):
             with self.subTest(arguments=arguments):
                 error = self.cache(2, *arguments).err

@@ -7,8 +7,8 @@
 #include "base/hash.h"
 #include "base/json.h"
 #include "fuzz.h"
+#include "plan/store_content.h"
 #include "plan/store_entry.h"
-#include "plan/store_upkeep.h"
 #include "plan/tuned_plans.h"
 
 namespace lawson::plan {
@@ -53,13 +53,16 @@ void look_at(const std::string& file) {
     require(second.ok() && second->header == entry->header && second->content == entry->content,
             "what was read can be written and read again");
   }
-  const Status checked = check_content(entry->header, entry->content);
-  if (!checked.ok()) return;
+  if (!check_content(entry->header, entry->content).ok()) return;
   if (entry->header.kind == EntryKind::plan) {
-    const auto plan = plan_from_bytes(std::as_bytes(std::span{entry->content}));
+    const auto plan = plan_of_content(entry->header, entry->content);
     require(plan.ok() && plan->key == entry->header.key, "a plan of the key that the head says");
     require(plan_from_bytes(plan_to_bytes(*plan)).ok(), "a plan can be written and read again");
-  } else if (entry->header.kind == EntryKind::tuned) {
+  } else if (entry->header.kind == EntryKind::verdict) {
+    const auto verdict = verdict_of_content(entry->header, entry->content);
+    require(verdict.ok() && verdict_from_json(verdict_to_json(*verdict)).ok(),
+            "a verdict can be written and read again");
+  } else {
     const auto tuned = tuned_from_bytes(entry->content);
     require(tuned.ok() && !tuned->built.empty(), "a choice among plans");
     require(tuned_from_bytes(tuned_to_bytes(*tuned)).ok(),

@@ -202,15 +202,14 @@ void add_prune(CLI::App& cache, Session& session) {
                             "lawson cache prune --to-size 500MB --older-than 30d");
   verb->add_option("--to-size", arguments->to_size, "the most that may stay, as 500MB or 2GiB")
       ->type_name("SIZE")
-      ->transform(CLI::AsSizeValue(true));
+      ->transform(CLI::AsSizeValue(true).description(""));
   const std::map<std::string, std::uint64_t> units{
       {"s", 1}, {"min", 60}, {"h", 3600}, {"d", 86400}};
+  const CLI::AsNumberWithUnit age{units, CLI::AsNumberWithUnit::UNIT_REQUIRED};
   verb->add_option("--older-than", arguments->older_than,
                    "what was not used for so long, as 90s, 30min, 12h or 30d")
       ->type_name("AGE")
-      ->transform(CLI::AsNumberWithUnit(
-          units, CLI::AsNumberWithUnit::Options(CLI::AsNumberWithUnit::CASE_INSENSITIVE |
-                                                CLI::AsNumberWithUnit::UNIT_REQUIRED)));
+      ->transform(age.description(""));
   verb->add_flag("--all", arguments->all, "everything");
   verb->callback([arguments, &session] {
     session.action = [arguments, &session] { return run_prune(session, *arguments); };
@@ -254,8 +253,13 @@ void add_cache(CLI::App& app, Session& session) {
   });
 
   cache->callback([cache] {
-    if (!cache->get_subcommands().empty()) return;
+    const std::vector<CLI::App*> given = cache->get_subcommands();
     const std::vector<std::string> words = cache->remaining();
+    if (!given.empty() && words.empty()) return;
+    if (!given.empty()) {
+      throw bad_usage(fmt::format("cache {}: '{}' was not expected. See: lawson cache {} --help",
+                                  given[0]->get_name(), words[0], given[0]->get_name()));
+    }
     throw bad_usage(
         fmt::format("cache: {}expected one of list, verify, prune, export, import",
                     words.empty() ? "" : fmt::format("'{}' is not a verb; ", words[0])));
