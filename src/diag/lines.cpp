@@ -12,6 +12,11 @@
 namespace lawson::diag {
 namespace {
 
+// Where there is none, "-": each word of a line has its place.
+std::string word(std::string_view text) {
+  return text.empty() ? "-" : printable(text);
+}
+
 std::string upper(std::string_view text) {
   std::string result{text};
   for (char& c : result) c = static_cast<char>(std::toupper(static_cast<unsigned char>(c)));
@@ -69,8 +74,8 @@ std::string printable(std::string_view text) {
 std::string event_line(Event event, const Subject& subject) {
   return fmt::format("rank={} pid={} thread={} dev={} {} engine={} pass={} key={}", settings().rank,
                      ::getpid(), this_thread(), device_text(subject.device),
-                     upper(to_string(event)), printable(subject.engine), printable(subject.pass),
-                     printable(subject.key));
+                     upper(to_string(event)), word(subject.engine), word(subject.pass),
+                     word(subject.key));
 }
 
 std::string summary_text(const std::vector<ThreadCounts>& threads) {
@@ -90,8 +95,7 @@ std::string summary_text(const std::vector<ThreadCounts>& threads) {
     const std::string name = thread.thread == 0 ? "ended" : fmt::format("{}", thread.thread);
     add({name, "dev=" + thread.device(), "all", "all"}, sum);
     for (const Row& row : thread.rows) {
-      add({name, "dev=" + device_text(row.device), printable(row.engine), printable(row.pass)},
-          row.counts);
+      add({name, "dev=" + device_text(row.device), word(row.engine), word(row.pass)}, row.counts);
     }
   }
   add({"all", "", "", ""}, totals);
@@ -123,7 +127,7 @@ void print_choice(const Choice& choice, const std::vector<Passed>& passed) noexc
         printable(choice.target),
         subject.engine.empty() ? "no engine" : fmt::format("engine={}", printable(subject.engine)));
     if (!choice.plan.empty()) text += fmt::format(" plan={}", printable(choice.plan));
-    print_line(fmt::format("{} key={}", text, printable(subject.key)));
+    print_line(fmt::format("{} key={}", text, word(subject.key)));
     if (level < 2) return;
     for (const Passed& other : passed) {
       print_line(fmt::format("  not {}: {}", printable(other.engine), printable(other.reason)));

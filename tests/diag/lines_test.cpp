@@ -37,6 +37,11 @@ TEST(Lines, AnEventSaysItsKeyAndItsLiveDevice) {
             std::string::npos);
 }
 
+TEST(Lines, EachWordHasItsPlace) {
+  const std::string line = event_line(Event::miss, {});
+  EXPECT_NE(line.find(" dev=- MISS engine=- pass=- key=-"), std::string::npos) << line;
+}
+
 TEST(Lines, NamesCannotSpeakToTheTerminal) {
   const std::string line = event_line(Event::hit, {"e\x1b[2J", "p\n", "k\x7f", 0});
   EXPECT_NE(line.find("engine=e\\x1b[2J pass=p\\x0a key=k\\x7f"), std::string::npos) << line;

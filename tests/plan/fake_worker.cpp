@@ -12,6 +12,8 @@
 #include <string>
 #include <thread>
 
+#include "diag/diag.h"
+#include "diag/passing.h"
 #include "fake_engine.h"
 #include "plan/worker_protocol.h"
 #include "plan/worker_serve.h"
@@ -94,6 +96,14 @@ void obey(int channel, const Json& request) {
     std::fputs("printed on stdout\n", stdout);
     std::fflush(stdout);
   }
+  if (order == "happen") {
+    {
+      const diag::Span span{diag::Stage::validate, {"away", diag::kForward, "key", -1}};
+      diag::record(diag::Event::create_graph, {"away", diag::kForward, "key", -1});
+    }
+    reply["happened"] = diag::take_collected();
+  }
+  if (order == "happen oddly") reply["happened"] = Json::array({7, {{"name", "hit"}}});
   if (order == "fat") reply["rss"] = std::uint64_t{1} << 40;
   send(channel, reply);
 }

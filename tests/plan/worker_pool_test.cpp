@@ -12,6 +12,7 @@
 #include <set>
 #include <thread>
 
+#include "diag/counters.h"
 #include "plan/worker_process.h"
 
 namespace lawson::plan {
@@ -405,6 +406,28 @@ TEST(Pool, AForkedChildHasWorkersOfItsOwn) {
   ASSERT_EQ(pids.size(), 1U);
   EXPECT_NE(pids[0], ours);
   EXPECT_EQ(worker_pid(pool), ours);
+}
+
+TEST(WorkerPool, WhatAWorkerDidIsCountedHere) {
+  WorkerPool pool{config("obey")};
+  const auto away = [] {
+    diag::Counts sum;
+    for (const diag::ThreadCounts& thread : diag::counts(diag::Since::start)) {
+      for (const diag::Row& row : thread.rows) {
+        if (row.engine != "away") continue;
+        EXPECT_EQ(thread.thread, diag::this_thread());
+        sum.add(row.counts);
+      }
+    }
+    return sum;
+  };
+  const std::uint64_t before = away().of(diag::Event::create_graph);
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(order(pool, "happen").ok());
+  EXPECT_EQ(away().of(diag::Event::create_graph), before + 3);
+  EXPECT_EQ(away().of(diag::Stage::validate).count, before + 3);
+  ASSERT_TRUE(order(pool, "happen oddly").ok());
+  EXPECT_EQ(away().of(diag::Event::create_graph), before + 3);
+  expect_works(pool);
 }
 
 }  // namespace
