@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "diag/diag.h"
 #include "diag/passing.h"
 #include "plan/worker_process.h"
 
@@ -132,6 +133,7 @@ Result<WorkerPool::Lease> WorkerPool::acquire() {
         std::make_shared<const Failure>(Failure{why, Clock::now() + config_.failure_memory});
     return why;
   };
+  const diag::Span span{"start_worker"};
   auto process = WorkerProcess::start(config_.worker_path, config_.arguments);
   if (!process.ok()) return failed(std::move(process).error());
   lease.worker = std::move(process).value();
