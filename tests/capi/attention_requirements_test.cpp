@@ -566,7 +566,7 @@ TEST_F(AttentionRequirements, requirement_04_training_judges_both_passes_with_re
   EXPECT_EQ(strides("o"), (Dims{20 * 64, 16, 64, 1}));
 
   engine_->mode = Doctored::Mode::backward_refused;
-  const auto refused = judge(config);
+  const auto refused = judge(config, Strength::built);  // what was judged stays
   ASSERT_TRUE(refused.ok());
   EXPECT_EQ(refused->verdict.decision, Decision::unsupported);
   ASSERT_FALSE(refused->verdict.reasons.empty());
@@ -629,8 +629,12 @@ TEST_F(AttentionRequirements, requirement_05_only_not_supported_becomes_a_verdic
     EXPECT_EQ(execute(), LAWSON_UNSUPPORTED);
     EXPECT_FALSE(std::string_view{lawson_last_error_message()}.empty());
   }
+  // An answer stays; it is none to another question.
   engine_->mode = Mode::fine;
-  EXPECT_EQ(execute(), LAWSON_OK) << lawson_last_error_message();  // nothing was poisoned
+  EXPECT_EQ(execute(), LAWSON_UNSUPPORTED);
+  const std::int64_t limit = 1 << 20;
+  ASSERT_TRUE(set_param(params, LAWSON_PARAM_WORKSPACE_LIMIT, &limit, sizeof(limit)).ok());
+  EXPECT_EQ(execute(), LAWSON_OK) << lawson_last_error_message();
 }
 
 TEST_F(AttentionRequirements, requirement_06_all_failing_conditions_are_found_and_named) {
