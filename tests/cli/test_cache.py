@@ -163,22 +163,25 @@ class Cache(Case):
     @needs_cudnn
     def test_the_store_is_used(self):
         spec = self.write("gpu.json", attention(dtype="bf16", heads=2, seqlen_q=128, head_dim_qk=64))
-        build = ("compile", spec, "--target", "h200", "-o", self.folder / "x.lawson")
         probe = ("probe", spec, "--target", "h200", "--json")
-        self.expect(0, *build, env=self.env)
+
+        def build(name):  # a bundle that is there would be asked first
+            return self.expect(0, "compile", spec, "--target", "h200", "-o", self.folder / name,
+                               env=self.env)
+
+        build("a.lawson")
         verdict = self.expect(0, *probe, env=self.env).json
         kinds = {entry["kind"]: entry for entry in self.entries()}
         self.assertEqual(set(kinds), {"plan", "verdict"})
         self.assertEqual(kinds["plan"]["target"], "h200")
         before = {path.name: path.stat().st_ino for path in self.store.iterdir()}
-        self.expect(0, *build, env=self.env)
+        build("b.lawson")
         self.assertEqual(self.expect(0, *probe, env=self.env).json, verdict)
         self.assertEqual({path.name: path.stat().st_ino for path in self.store.iterdir()}, before)
         # A damaged store: the same answers, one warning of each process, and whole again.
         for path in self.store.iterdir():
             path.write_bytes(path.read_bytes()[:-1])
-        for arguments in (build, probe):
-            answer = self.expect(0, *arguments, env=self.env)
+        for answer in (build("c.lawson"), self.expect(0, *probe, env=self.env)):
             self.assertEqual(answer.err.count("warning"), 1, answer.err)
         self.assertEqual(self.expect(0, *probe, env=self.env).json, verdict)
         self.cache(0, "verify")

@@ -221,7 +221,6 @@ void add_prune(CLI::App& cache, Session& session) {
 void add_cache(CLI::App& app, Session& session) {
   CLI::App* cache = app.add_subcommand("cache", "the store of plans and verdicts on the disk");
   cache->footer("Example:\n  lawson cache list");
-  cache->allow_extras();
 
   CLI::App* list = add_verb(*cache, session, "list", "what is in it, the last used first",
                             "lawson cache list --json");
@@ -252,14 +251,10 @@ void add_cache(CLI::App& app, Session& session) {
     session.action = [bundle, &session] { return run_import(session, *bundle); };
   });
 
+  cache->allow_extras();  // only now: the verbs before would take it over
   cache->callback([cache] {
-    const std::vector<CLI::App*> given = cache->get_subcommands();
+    if (!cache->get_subcommands().empty()) return;
     const std::vector<std::string> words = cache->remaining();
-    if (!given.empty() && words.empty()) return;
-    if (!given.empty()) {
-      throw bad_usage(fmt::format("cache {}: '{}' was not expected. See: lawson cache {} --help",
-                                  given[0]->get_name(), words[0], given[0]->get_name()));
-    }
     throw bad_usage(
         fmt::format("cache: {}expected one of list, verify, prune, export, import",
                     words.empty() ? "" : fmt::format("'{}' is not a verb; ", words[0])));
