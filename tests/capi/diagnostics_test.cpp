@@ -59,7 +59,8 @@ Json read(const fs::path& path) {
 
 std::size_t events(const Json& trace, std::string_view name) {
   std::size_t found = 0;
-  for (const Json& event : trace.at("traceEvents")) found += event.at("name") == name ? 1 : 0;
+  for (const Json& event : trace.at("traceEvents"))
+    found += event.at("name") == name ? std::size_t{1} : 0;
   return found;
 }
 

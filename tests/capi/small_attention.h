@@ -34,12 +34,6 @@ class Attention {
          {LAWSON_PARAM_Q, LAWSON_PARAM_K, LAWSON_PARAM_V, LAWSON_PARAM_O}) {
       params_.tensor(which, at(tensor++));
     }
-    for (std::size_t i = 0; i < count_; ++i) {
-      const auto x = static_cast<float>(i);
-      at(0)[i] = std::sin(x * 1.3F);
-      at(1)[i] = std::sin(x * 2.1F);
-      at(2)[i] = std::cos(x * 0.7F);
-    }
   }
 
   lawson::ForwardParams& params() { return params_; }
@@ -48,6 +42,7 @@ class Attention {
   void run() { run_in(params_.workspace_size()); }
   // Without asking how much it needs: one call of the library.
   void run_in(std::size_t bytes) {
+    fill();
     workspace_.resize(bytes / sizeof(double) + 8);
     void* start = workspace_.data();
     std::size_t space = workspace_.size() * sizeof(double);
@@ -56,6 +51,15 @@ class Attention {
   std::vector<float> output() { return {at(3), at(3) + count_}; }
 
  private:
+  void fill() {
+    for (std::size_t i = 0; i < count_; ++i) {
+      const auto x = static_cast<float>(i);
+      at(0)[i] = std::sin(x * 1.3F);
+      at(1)[i] = std::sin(x * 2.1F);
+      at(2)[i] = std::cos(x * 0.7F);
+    }
+  }
+
   float* at(int tensor) {
     void* start = memory_.data() + static_cast<std::size_t>(tensor) * (count_ + 16);
     std::size_t space = (count_ + 16) * sizeof(float);
