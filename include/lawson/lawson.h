@@ -277,6 +277,20 @@ LAWSON_API lawson_status lawson_plan_execute(const lawson_plan* plan,
                                              const lawson_binding* bindings, size_t count,
                                              void* workspace, size_t workspace_size, void* stream);
 
+typedef enum lawson_graph_use {
+  LAWSON_GRAPH_ADD = 0,   /* one execution, into an empty graph */
+  LAWSON_GRAPH_UPDATE = 1 /* a graph that it was added to gets the pointers of this call */
+} lawson_graph_use;
+
+/* An execution as nodes of a CUDA graph (a CUgraph), without a stream; use the graph as a child
+ * node or instantiate it. The plan outlives the graph. LAWSON_UNSUPPORTED for a plan with more in
+ * it than cuDNN's own kernels, and by engines without a GPU: capture a stream that it is executed
+ * on. */
+LAWSON_API lawson_status lawson_plan_prepare_graph(const lawson_plan* plan, lawson_graph_use use,
+                                                   const lawson_binding* bindings, size_t count,
+                                                   void* workspace, size_t workspace_size,
+                                                   void* cuda_graph);
+
 /* ---- bundles: several plans in one file ----------------------------------------------------- */
 
 typedef struct lawson_bundle lawson_bundle;
@@ -328,9 +342,9 @@ LAWSON_API lawson_status lawson_store_open(lawson_store** store);
 LAWSON_API void lawson_store_destroy(lawson_store* store);
 LAWSON_API const char* lawson_store_folder(const lawson_store* store);
 /* [{"file", "kind": "plan"|"verdict"|"tuned", "bytes", "last_use" (seconds since 1970), "key",
- * "target", "engine", "engine_version", "deviceless" (found without the device), "lawson" (the build
- * that wrote it), "current" (is that this one?), "defect"?}], the last used first. Of a file whose head cannot be read only the first four
- * and "defect". */
+ * "target", "engine", "engine_version", "deviceless" (found without the device), "lawson" (the
+ * build that wrote it), "current" (is that this one?), "defect"?}], the last used first. Of a file
+ * whose head cannot be read only the first four and "defect". */
 LAWSON_API lawson_status lawson_store_list(const lawson_store* store, lawson_text** json);
 /* The same after every file was read to its end and checked. `remove`: those with a defect are
  * taken away, and say "removed". */

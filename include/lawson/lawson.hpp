@@ -418,6 +418,13 @@ class Plan {
                                       workspace_size, stream));
   }
 
+  // As nodes of a CUDA graph (a CUgraph): lawson.h.
+  void prepare_graph(lawson_graph_use use, std::span<const Binding> bindings, void* workspace,
+                     std::size_t workspace_size, void* cuda_graph) const {
+    detail::check(lawson_plan_prepare_graph(handle(), use, bindings.data(), bindings.size(),
+                                            workspace, workspace_size, cuda_graph));
+  }
+
   // Executes on generated data, `repetitions` times after a warm-up.
   RunResult run(Data& data, std::int32_t repetitions = 1) const {
     lawson_run_result result{};

@@ -1,5 +1,6 @@
 // Plans: compile, serialise, load, execute.
 #include <array>
+#include <cstring>
 #include <span>
 #include <vector>
 
@@ -35,6 +36,26 @@ Error with_all_reasons(Error error) {
     error.message += reason.message;
   }
   return error;
+}
+
+// Calls `use(loaded, bindings)` of a plan that is loaded.
+template <typename Use>
+Status with_bindings(const lawson_plan* plan, const lawson_binding* bindings, std::size_t count,
+                     const Use& use) {
+  LAWSON_CHECK(require(plan, "plan"));
+  if (count > 0) LAWSON_CHECK(require(bindings, "bindings"));
+  const auto executable = plan->current();
+  if (executable == nullptr) {
+    return invalid("plan {} is not loaded; call lawson_plan_load first", plan->plan.plan_id);
+  }
+  const auto call = [&](std::span<Binding> bound) {
+    for (std::size_t i = 0; i < count; ++i) bound[i] = {bindings[i].uid, bindings[i].data};
+    return use(*executable->loaded, std::span<const Binding>{bound});
+  };
+  std::array<Binding, kUsualBindings> usual;  // no allocation for them
+  if (count <= usual.size()) return call({usual.data(), count});
+  std::vector<Binding> many(count);
+  return call(many);
 }
 
 }  // namespace
@@ -137,22 +158,32 @@ lawson_status lawson_plan_execute(const lawson_plan* plan, const lawson_binding*
                                   size_t count, void* workspace, size_t workspace_size,
                                   void* stream) {
   return guard([&]() -> Status {
-    LAWSON_CHECK(require(plan, "plan"));
-    if (count > 0) LAWSON_CHECK(require(bindings, "bindings"));
-    const auto executable = plan->current();
-    if (executable == nullptr) {
-      return invalid("plan {} is not loaded; call lawson_plan_load first", plan->plan.plan_id);
+    return with_bindings(plan, bindings, count, [&](const auto& loaded, auto bound) -> Status {
+      LAWSON_TRY(plan::Planner * planner, capi::planner());
+      return planner->execute(plan->plan, loaded, bound, workspace, workspace_size, stream);
+    });
+  });
+}
+
+lawson_status lawson_plan_prepare_graph(const lawson_plan* plan, lawson_graph_use use,
+                                        const lawson_binding* bindings, size_t count,
+                                        void* workspace, size_t workspace_size, void* cuda_graph) {
+  return guard([&]() -> Status {
+    int asked = 0;  // a caller's value may be outside the enum
+    static_assert(sizeof(asked) == sizeof(use));
+    std::memcpy(&asked, &use, sizeof(asked));
+    if (asked != LAWSON_GRAPH_ADD && asked != LAWSON_GRAPH_UPDATE) {
+      return invalid(
+          "use: {} is not allowed; expected LAWSON_GRAPH_ADD (0) or LAWSON_GRAPH_UPDATE (1)",
+          asked);
     }
-    LAWSON_TRY(plan::Planner * planner, capi::planner());
-    const auto execute = [&](std::span<Binding> bound) {
-      for (std::size_t i = 0; i < count; ++i) bound[i] = {bindings[i].uid, bindings[i].data};
-      return planner->execute(plan->plan, *executable->loaded, bound, workspace, workspace_size,
-                              stream);
-    };
-    std::array<Binding, kUsualBindings> usual;  // no allocation for them
-    if (count <= usual.size()) return execute({usual.data(), count});
-    std::vector<Binding> many(count);
-    return execute(many);
+    LAWSON_CHECK(require(cuda_graph, "cuda_graph"));
+    return with_bindings(plan, bindings, count, [&](const auto& loaded, auto bound) -> Status {
+      LAWSON_TRY(plan::Planner * planner, capi::planner());
+      return planner->prepare_graph(plan->plan, loaded,
+                                    asked == LAWSON_GRAPH_ADD ? GraphUse::add : GraphUse::update,
+                                    bound, workspace, workspace_size, cuda_graph);
+    });
   });
 }
 

@@ -204,11 +204,15 @@ Result<Plan> plan_from_bytes(std::span<const std::byte> bytes) {
   return plan;
 }
 
+// Raised by whoever changes what a plan of a graph computes (rewrites, steps, repairs of defects):
+// plans of an older Lawson in bundles and stores are then none of the newer one's.
+constexpr int kKeyRevision = 1;
+
 std::string make_key(const ir::Graph& graph, const Device& device, std::string_view engine,
                      std::string_view engine_version, const Options& options) {
   std::string text =
-      fmt::format("key 1\n{}\ndevice {}\nengine {} {}\nworkspace {} deterministic {}\n",
-                  ir::canonical_text(graph), fingerprint(device), engine, engine_version,
+      fmt::format("key {}\n{}\ndevice {}\nengine {} {}\nworkspace {} deterministic {}\n",
+                  kKeyRevision, ir::canonical_text(graph), fingerprint(device), engine, engine_version,
                   options.workspace_limit, options.deterministic);
   if (options.tuning != Tuning::off) text += fmt::format("tuning {}\n", to_string(options.tuning));
   return hash_hex(text);
@@ -277,6 +281,11 @@ Status Engine::synchronize(const Device&, void*) {
 Result<std::vector<double>> Engine::measure(const Loaded&, std::span<const std::vector<Binding>>,
                                             void*, int, int) {
   return no_such_ability(*this, "measurements");
+}
+Status Engine::prepare_graph(const Loaded&, GraphUse, std::span<const Binding>, void*, void*) {
+  return unsupported("graph_native",
+                     fmt::format("engine '{}' has nothing to add to a CUDA graph", name()),
+                     "engine");
 }
 Result<bool> Engine::capturing(const Device&, void*) {
   return false;

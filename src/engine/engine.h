@@ -117,6 +117,10 @@ struct Binding {
   void* data = nullptr;
 };
 
+// What is done to a CUDA graph: one execution is added to an empty one, or a graph that one was
+// added to gets other pointers.
+enum class GraphUse { add, update };
+
 // How an engine rounds, for error bounds: unit roundoff of the products' operands, of the
 // accumulation, and whether intermediates may be kept wider than written.
 struct Arithmetic {
@@ -164,6 +168,11 @@ class Engine {
   virtual Result<std::shared_ptr<Loaded>> load(const Plan& plan, const Device& device) = 0;
   virtual Status execute(const Loaded& loaded, std::span<const Binding> bindings, void* workspace,
                          void* stream) = 0;
+
+  // Optional: an execution as nodes of a CUDA graph (a CUgraph), without a stream. UNSUPPORTED
+  // where a plan cannot be had that way.
+  virtual Status prepare_graph(const Loaded& loaded, GraphUse use,
+                               std::span<const Binding> bindings, void* workspace, void* graph);
 
   virtual Arithmetic arithmetic(const ir::Graph& graph) const = 0;
 

@@ -97,6 +97,21 @@ class Deadline {
   std::jthread timer_;  // ends first
 };
 
+Status check_workspace(const Plan& plan, const void* workspace, std::size_t workspace_size) {
+  const auto needed = static_cast<std::size_t>(std::max<std::int64_t>(plan.workspace_bytes, 0));
+  if (workspace_size < needed) {
+    return invalid("the workspace has {} bytes; this plan needs {}", workspace_size, needed);
+  }
+  if (needed > 0 && workspace == nullptr) {
+    return invalid("the workspace is a null pointer; this plan needs {} bytes", needed);
+  }
+  if (needed > 0 && std::bit_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
+    return invalid("the workspace is at {}; its address has to be a multiple of {} bytes",
+                   fmt::ptr(workspace), kWorkspaceAlignment);
+  }
+  return {};
+}
+
 // A refusal without a word is still told in words.
 Verdict with_text(Verdict verdict) {
   if (verdict.decision != Decision::unsupported) return verdict;
@@ -239,21 +254,20 @@ class Planner::Impl {
                  void* workspace, std::size_t workspace_size, void* stream) {
     LAWSON_TRY(Engine * engine, engine_of(plan));
     if (loaded.label.ordinal >= 0) LAWSON_CHECK(gpu_survived_fork());
-    const auto needed = static_cast<std::size_t>(std::max<std::int64_t>(plan.workspace_bytes, 0));
-    if (workspace_size < needed) {
-      return invalid("the workspace has {} bytes; this plan needs {}", workspace_size, needed);
-    }
-    if (needed > 0 && workspace == nullptr) {
-      return invalid("the workspace is a null pointer; this plan needs {} bytes", needed);
-    }
-    if (needed > 0 && std::bit_cast<std::uintptr_t>(workspace) % kWorkspaceAlignment != 0) {
-      return invalid("the workspace is at {}; its address has to be a multiple of {} bytes",
-                     fmt::ptr(workspace), kWorkspaceAlignment);
-    }
+    LAWSON_CHECK(check_workspace(plan, workspace, workspace_size));
     const diag::Span span{"execute", plan::subject_of(loaded)};
     Status status = engine->execute(loaded, bindings, workspace, stream);
     if (status.ok()) diag::record(diag::Event::execute, plan::subject_of(loaded));
     return status;
+  }
+
+  Status prepare_graph(const Plan& plan, const Loaded& loaded, GraphUse use,
+                       std::span<const Binding> bindings, void* workspace,
+                       std::size_t workspace_size, void* graph) {
+    LAWSON_TRY(Engine * engine, engine_of(plan));
+    if (loaded.label.ordinal >= 0) LAWSON_CHECK(gpu_survived_fork());
+    LAWSON_CHECK(check_workspace(plan, workspace, workspace_size));
+    return engine->prepare_graph(loaded, use, bindings, workspace, graph);
   }
 
   Result<std::shared_ptr<Loaded>> acquire(const KnownGraph& graph, const KnownDevice& device,
@@ -324,6 +338,7 @@ class Planner::Impl {
     const std::string name = lowered(given);
     LAWSON_TRY(const std::optional<int> ordinal, cuda_ordinal(name));
     if (ordinal) return live_device(name, *ordinal);
+    if (Device cpu = cpu_device(); name == cpu.name) return cpu;
     LAWSON_TRY(const std::vector<Device> all, devices());
     for (const Device& device : all) {
       if (lowered(device.name) == name) return device;
@@ -400,6 +415,7 @@ class Planner::Impl {
     const KnownGraph& graph;
     const KnownDevice& known;
     const Options& options;
+    bool is_judged = false;  // by this very call, whose verdict is not kept yet
 
     const Device& device() const { return known.device(); }
     bool is_remote() const { return needs_worker(device()); }
@@ -517,6 +533,8 @@ class Planner::Impl {
       tell_choice(question, verdict.key, "", verdict.reasons);
       return verdict;
     }
+    Question judged = question;
+    judged.is_judged = true;
     if (is_tuned(question)) {
       // What the engine prefers is not what will run.
       verdict.strength = Strength::judged;
@@ -525,14 +543,19 @@ class Planner::Impl {
       verdict.workspace_bytes.reset();
     } else if (question.options.tuning != Tuning::off) {
       verdict.choice = untuned_text(question.device(), question.options);
-    } else if (const auto plan = kept_plan(question, key)) {
-      take_plan(verdict, *plan);  // what will run
+    } else if (const auto kept = kept_plan(question, key)) {
+      // What will run. Where the device is, the disk's plan counts once it is loaded there.
+      if (question.is_remote()) {
+        take_plan(verdict, *kept);
+      } else if (const auto plan = plan_for(judged); plan.ok()) {
+        take_plan(verdict, *plan);
+      }
     }
     if (verdict.strength >= question.options.strength) {
       tell_choice(question, verdict.key, verdict.plan_name);
       return verdict;
     }
-    auto plan = plan_for(question);
+    auto plan = plan_for(judged);
     verdict.strength = Strength::built;
     if (!plan.ok()) return not_built(std::move(verdict), std::move(plan).error());
     take_plan(verdict, *plan);
@@ -647,11 +670,15 @@ class Planner::Impl {
           const diag::Span span{"compile", subject_of(question, key)};
           LoadedPtr tried;
           std::optional<Plan> kept;
+          // The disk's plans have the values and names of who compiled them.
+          const std::string graph_json = plan_graph_json(without_values(question.graph.graph()));
           if (auto plan = plan_of_layers(question, key)) {
+            plan->graph_json = graph_json;
             if (loads(question, *plan, tried, "a bundle's plan")) kept = std::move(plan);
           }
           if (!kept) {
             if (auto plan = stored_plan(question, key)) {
+              plan->graph_json = graph_json;
               if (loads(question, *plan, tried, "")) kept = std::move(plan);
             }
           }
@@ -758,7 +785,7 @@ class Planner::Impl {
   Result<Plan> build(const Question& question) {
     const Options& options = question.options;
     const ir::Graph shared = without_values(question.graph.graph());
-    const bool is_new = known_verdict(question) == nullptr;
+    const bool is_new = !question.is_judged && known_verdict(question) == nullptr;
     auto plan = [&]() -> Result<Plan> {
       if (question.is_remote()) {
         return workers_.compile(shared, question.device(), options, std::nullopt);
@@ -970,6 +997,12 @@ Result<std::shared_ptr<Loaded>> Planner::load(const Plan& plan, const Device& de
 Status Planner::execute(const Plan& plan, const Loaded& loaded, std::span<const Binding> bindings,
                         void* workspace, std::size_t workspace_size, void* stream) {
   return impl_->execute(plan, loaded, bindings, workspace, workspace_size, stream);
+}
+
+Status Planner::prepare_graph(const Plan& plan, const Loaded& loaded, GraphUse use,
+                              std::span<const Binding> bindings, void* workspace,
+                              std::size_t workspace_size, void* graph) {
+  return impl_->prepare_graph(plan, loaded, use, bindings, workspace, workspace_size, graph);
 }
 
 Result<std::shared_ptr<Loaded>> Planner::acquire(const KnownGraph& graph, const KnownDevice& device,

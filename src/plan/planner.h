@@ -73,6 +73,9 @@ class Planner {
   Result<std::shared_ptr<Loaded>> load(const Plan& plan, const Device& device);
   Status execute(const Plan& plan, const Loaded& loaded, std::span<const Binding> bindings,
                  void* workspace, std::size_t workspace_size, void* stream);
+  Status prepare_graph(const Plan& plan, const Loaded& loaded, GraphUse use,
+                       std::span<const Binding> bindings, void* workspace,
+                       std::size_t workspace_size, void* graph);
 
   // The loaded plan from the process's cache, compiled and loaded for this device if it is not
   // there: once, however many threads ask. `stream` is where it is going to run: while that

@@ -150,12 +150,13 @@ class SharedCache {
     // With the cache's lock held, which makes this thread the only one that found nothing.
     void publish() {
       promise_.emplace();
-      cache_.entries_.emplace(id_, cache_.add({id_, nullptr, promise_->get_future().share(), 0}));
+      cache_.add({id_, nullptr, promise_->get_future().share(), 0});
       is_flying_ = true;
       ++cache_.counters_.builds;
     }
 
     void end(const Result<Value>& outcome) {
+      std::optional<Result<Value>> told{outcome};  // copied while the flight can still be withdrawn
       if (!outcome.ok()) {
         withdraw();
       } else {
@@ -167,8 +168,8 @@ class SharedCache {
         entry.bytes = bytes;
         cache_.bytes_ += bytes;
       }
-      promise_->set_value(outcome);
       is_flying_ = false;
+      promise_->set_value(std::move(told));
     }
 
    private:
@@ -199,9 +200,15 @@ class SharedCache {
 
   std::uint64_t size_of(const T& value) const { return hooks_.bytes ? hooks_.bytes(value) : 0; }
 
-  Position add(Entry entry) {
+  // With mutex_ held. One of an id that is not there; all or nothing.
+  void add(Entry entry) {
     order_.push_front(std::move(entry));
-    return order_.begin();
+    try {
+      entries_.emplace(order_.front().id, order_.begin());
+    } catch (...) {
+      order_.pop_front();
+      throw;
+    }
   }
 
   // With mutex_ held.
@@ -249,7 +256,7 @@ class SharedCache {
       const std::lock_guard lock{mutex_};
       const auto it = entries_.find(id);
       if (it != entries_.end()) return it->second->value != nullptr ? it->second->value : value;
-      entries_.emplace(id, add({id, value, {}, bytes}));
+      add({id, value, {}, bytes});
       bytes_ += bytes;
     }
     if (hooks_.inserted) hooks_.inserted(*value);

@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cstdlib>
 #include <filesystem>
 #include <memory>
 #include <utility>
@@ -138,7 +139,8 @@ Result<std::optional<StoreFolder::Content>> StoreFolder::read(const std::string&
     have += static_cast<std::size_t>(got);
   }
   content.text.resize(have);
-  if (use && unix_time_ns() - modified_ns(info) > kUseResolutionNs) {
+  // A time in the future (a clock set back, another machine's) is mended too.
+  if (use && std::abs(unix_time_ns() - modified_ns(info)) > kUseResolutionNs) {
     const std::array<timespec, 2> now{{{0, UTIME_OMIT}, {0, UTIME_NOW}}};
     ::futimens(file.fd(), now.data());  // another user's (root's) file stays as it is
   }

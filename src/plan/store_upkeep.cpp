@@ -74,7 +74,9 @@ Result<std::vector<StoredEntry>> check_entries(const StoreFolder& folder, bool r
     const Status seen = read_whole(folder, entry);
     if (seen.ok()) return;
     entry.defect = seen.error().message;
-    if (!remove) return;
+    // What could not be read now may be whole.
+    const ErrorKind kind = seen.error().kind;
+    if (!remove || kind == ErrorKind::io || kind == ErrorKind::out_of_memory) return;
     const auto removed = folder.remove(file);
     entry.removed = removed.ok() && *removed;
   });
@@ -100,7 +102,7 @@ Result<Pruned> prune_entries(const StoreFolder& folder, const PruneRules& rules)
     const std::int64_t age = now - file.used_ns;
     const bool leaves = (rules.max_age_ns && age > *rules.max_age_ns) ||
                         (is_full && pruned.kept_bytes > *rules.max_bytes);
-    if (!leaves || (rules.spare_used && age < kSparedNs)) continue;
+    if (!leaves || (rules.spare_used && age >= 0 && age < kSparedNs)) continue;
     const auto removed = folder.remove(file);
     if (!removed.ok() && !pruned.failure) pruned.failure = removed.error();
     if (!removed.ok() || !*removed) continue;

@@ -61,6 +61,7 @@ static AbiFunction const kFunctions[] = {
     (AbiFunction)lawson_plan_destroy,
     (AbiFunction)lawson_plan_engine,
     (AbiFunction)lawson_plan_execute,
+    (AbiFunction)lawson_plan_prepare_graph,
     (AbiFunction)lawson_plan_graph,
     (AbiFunction)lawson_plan_id,
     (AbiFunction)lawson_plan_key,
@@ -216,6 +217,7 @@ static void nulls(void) {
   EXPECT_INVALID(lawson_plan_deserialize(NULL, 0, NULL));
   EXPECT_INVALID(lawson_plan_load(NULL, NULL));
   EXPECT_INVALID(lawson_plan_execute(NULL, NULL, 0, NULL, 0, NULL));
+  EXPECT_INVALID(lawson_plan_prepare_graph(NULL, LAWSON_GRAPH_ADD, NULL, 0, NULL, 0, NULL));
   EXPECT_INVALID(lawson_bundle_write(NULL, NULL, 0));
   EXPECT_INVALID(lawson_bundle_open(NULL, NULL));
   EXPECT_INVALID(lawson_bundle_plan(NULL, 0, NULL));
@@ -317,6 +319,15 @@ static void execute(lawson_plan* plan) {
   const size_t workspace_size = lawson_plan_workspace_size(plan);
   void* workspace = aligned_alloc(64, (workspace_size / 64 + 1) * 64);
   EXPECT_OK(lawson_plan_execute(plan, bindings, 3, workspace, workspace_size, NULL));
+  int graph = 0; /* nobody looks into it */
+  EXPECT(lawson_plan_prepare_graph(plan, LAWSON_GRAPH_ADD, bindings, 3, workspace, workspace_size,
+                                   &graph) == LAWSON_UNSUPPORTED);
+  EXPECT(strstr(lawson_last_error_message(), "cpu") != NULL);
+  EXPECT(lawson_plan_prepare_graph(plan, (lawson_graph_use)7, bindings, 3, workspace,
+                                   workspace_size, &graph) == LAWSON_INVALID_ARGUMENT);
+  EXPECT(strstr(lawson_last_error_message(), "use: 7") != NULL);
+  EXPECT_INVALID(lawson_plan_prepare_graph(plan, LAWSON_GRAPH_UPDATE, bindings, 3, workspace,
+                                           workspace_size, NULL));
   free(workspace);
   for (int i = 0; i < 8; ++i) {
     for (int j = 0; j < 8; ++j) {

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <set>
+
 #include "engine/cpu/cpu.h"
 #include "engine/reference/reference.h"
 #include "plan/race.h"
@@ -329,6 +331,26 @@ TEST(Race, GoesOnWhileTheLeadersOverlap) {
   EXPECT_FALSE(result.separated);
   EXPECT_EQ(result.runners[0].times.size(), 50U);
   EXPECT_EQ(result.runners[1].times.size(), 50U);
+}
+
+TEST(Race, NobodyKeepsAPlace) {
+  std::vector<std::size_t> starts;
+  std::size_t calls = 0;
+  constexpr std::size_t kRunners = 3;
+  // Times that never separate, so that all three run in every turn.
+  const RaceResult result = race(
+      kRunners, {},
+      [&](std::size_t i, int, int rounds) -> Result<std::vector<double>> {
+        if (calls >= kRunners && calls % kRunners == 0) starts.push_back(i);
+        ++calls;
+        std::vector<double> times;
+        for (int r = 0; r < rounds; ++r) times.push_back(r % 2 == 0 ? 1 : 2);
+        return times;
+      },
+      [] { return false; });
+  ASSERT_GE(starts.size(), 3U);
+  EXPECT_GT(std::set<std::size_t>(starts.begin(), starts.end()).size(), 1U);
+  EXPECT_EQ(result.order.front(), 0U);
 }
 
 TEST(Race, EqualsEndEarly) {

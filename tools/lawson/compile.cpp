@@ -83,7 +83,10 @@ class Earlier {
 
   // Null when there is none.
   Plan find(const Graph& graph, const Target& target, const lawson_options& options) const {
-    if (bundle_ == nullptr) return nullptr;
+    // The bundle's may have been chosen where the device was not, without any tuning.
+    const bool tunes = options.tuning != LAWSON_TUNING_OFF &&
+                       lawson_device_is_present(target.device.get()) != 0;
+    if (bundle_ == nullptr || tunes) return nullptr;
     try {
       const std::string key =
           text_of(lawson_compile_key, graph.get(), target.device.get(), &options);

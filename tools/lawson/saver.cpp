@@ -83,6 +83,7 @@ int Interrupt::signal() {
 
 void Interrupt::obey() {
   if (received == 0) return;
+  static_cast<void>(lawson_trace_stop());  // an error where none runs
   std::signal(received, SIG_DFL);
   std::raise(received);
 }

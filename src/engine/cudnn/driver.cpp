@@ -2,9 +2,9 @@
 
 #include <dlfcn.h>
 
+#include <array>
 #include <atomic>
 #include <bit>
-#include <map>
 #include <mutex>
 
 #include "engine/cudnn/loader.h"
@@ -111,17 +111,20 @@ Status Driver::make_current(int ordinal) const {
   LAWSON_CHECK(check(calls_.current_context(&context), "cuCtxGetCurrent"));
   int device = -1;
   if (context != nullptr && calls_.context_device(&device) == 0 && device == ordinal) return {};
-  // Retained once per device and kept until the process ends, as the CUDA runtime does.
-  static std::mutex mutex;
-  static std::map<int, void*> primary;
-  const std::lock_guard lock{mutex};
-  auto found = primary.find(ordinal);
-  if (found == primary.end()) {
-    void* retained = nullptr;
+  // Retained once per device and kept until the process ends, as the CUDA runtime does. Retaining
+  // the first time takes long, and nobody waits for another device's.
+  static std::array<std::atomic<void*>, 64> primary{};
+  std::atomic<void*>* const kept =
+      ordinal >= 0 && static_cast<std::size_t>(ordinal) < primary.size()
+          ? &primary[static_cast<std::size_t>(ordinal)]
+          : nullptr;
+  void* retained = kept == nullptr ? nullptr : kept->load(std::memory_order_acquire);
+  if (retained == nullptr) {
+    // Two threads that do so at once get the same context; that it is counted twice costs nothing.
     LAWSON_CHECK(check(calls_.retain_primary(&retained, ordinal), "cuDevicePrimaryCtxRetain"));
-    found = primary.emplace(ordinal, retained).first;
+    if (kept != nullptr) kept->store(retained, std::memory_order_release);
   }
-  return check(calls_.set_context(found->second), "cuCtxSetCurrent");
+  return check(calls_.set_context(retained), "cuCtxSetCurrent");
 }
 
 Result<void*> Driver::allocate(std::size_t bytes) const {

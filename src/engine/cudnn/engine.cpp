@@ -159,6 +159,22 @@ class CudnnEngine : public Engine {
     return status;
   }
 
+  Status prepare_graph(const Loaded& loaded, GraphUse use, std::span<const Binding> bindings,
+                       void* workspace, void* graph) override {
+    LAWSON_TRY(const LoadedPlan* plan, executable(loaded, workspace));
+    LAWSON_TRY(const Driver* driver, Driver::open());
+    LAWSON_CHECK(driver->make_current(plan->ordinal()));
+    LAWSON_TRY(const Handle handle, borrow_handle(plan->ordinal()));
+    Status status;
+    if (const Failure failure =
+            plan->prepare_graph(use, bindings, workspace, graph, handle.get(), status)) {
+      Device device;
+      device.name = loaded.plan().target;
+      return to_error(*failure, classify(*failure, false), device);
+    }
+    return status;
+  }
+
   Result<std::vector<double>> measure(const Loaded& loaded,
                                       std::span<const std::vector<Binding>> sets, void* workspace,
                                       int executions, int rounds) override {

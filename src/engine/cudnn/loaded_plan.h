@@ -37,7 +37,6 @@ class LoadedPlan : public Loaded {
 
   // Adds one execution to an empty CUDA graph, or gives a graph that it was added to new pointers.
   // UNSUPPORTED for a plan with more in it than cuDNN's own kernels.
-  enum class GraphUse { add, update };
   Failure prepare_graph(GraphUse use, std::span<const Binding> bindings, void* workspace,
                         void* graph, void* handle, Status& status) const;
 

@@ -1,6 +1,7 @@
 #include "engine/cudnn/loader.h"
 
 #include <dlfcn.h>
+#include <pthread.h>
 #include <link.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <filesystem>
 #include <fstream>
 #include <mutex>
+#include <new>
 #include <optional>
 #include <string_view>
 
@@ -16,6 +18,22 @@ namespace fs = std::filesystem;
 
 namespace lawson::cudnn {
 namespace {
+
+// A child that is forked while another thread is inside glibc's dlopen cannot use dlopen any more
+// (it crashes in the loader's cache): a fork waits until nobody is in ours.
+std::recursive_mutex& opening() {
+  static auto& mutex = *new std::recursive_mutex;
+  return mutex;
+}
+// The child's thread is another one to the mutex than the one that locked it: it gets a new mutex.
+[[maybe_unused]] const int kRegistered =
+    ::pthread_atfork([] { opening().lock(); }, [] { opening().unlock(); },
+                     [] { ::new (static_cast<void*>(&opening())) std::recursive_mutex; });
+
+void* open_file(const char* file, int flags) {
+  const std::lock_guard lock{opening()};
+  return ::dlopen(file, flags);
+}
 
 struct Place {
   std::string folder;
@@ -192,7 +210,7 @@ Result<Library> open_override(const Wanted& wanted, const std::string& value) {
           wanted.variable, value, file, loaded, wanted.title, wanted.variable);
     }
   }
-  void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
+  void* handle = open_file(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     return error(ErrorKind::unavailable, "{}={}: cannot load it: {}", wanted.variable, value,
                  loader_message());
@@ -208,7 +226,7 @@ Result<Library> open_library(const Wanted& wanted) {
     }
   }
   for (const std::string& loaded : loaded_paths(wanted.loaded_stem)) {
-    if (void* handle = dlopen(loaded.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) {
+    if (void* handle = open_file(loaded.c_str(), RTLD_NOW | RTLD_LOCAL | RTLD_NOLOAD)) {
       return Library{loaded, "", "already loaded in this process", handle};
     }
   }
@@ -222,13 +240,13 @@ Result<Library> open_library(const Wanted& wanted) {
       searched += (searched.empty() ? "" : ", ") + place.folder;
       continue;
     }
-    if (void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+    if (void* handle = open_file(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
       return Library{path_of(handle, file), "", place.rule, handle};
     }
     searched += fmt::format("{}{} (cannot load it: {})", searched.empty() ? "" : ", ", file,
                             loader_message());
   }
-  if (void* handle = dlopen(wanted.file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
+  if (void* handle = open_file(wanted.file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     return Library{path_of(handle, wanted.file), "", "system", handle};
   }
   return error(
@@ -347,7 +365,7 @@ Result<Libraries> open_all() {
   // NVRTC opens its built-ins by bare name and has no run path, so that where it is not in the
   // system's library folders (Python packages) only an already loaded copy is found.
   const std::string builtins = fmt::format("libnvrtc-builtins.so.{}", found.nvrtc.version);
-  dlopen((fs::path{found.nvrtc.path}.parent_path() / builtins).c_str(), RTLD_NOW | RTLD_LOCAL);
+  open_file((fs::path{found.nvrtc.path}.parent_path() / builtins).c_str(), RTLD_NOW | RTLD_LOCAL);
   LAWSON_TRY(found.nvrtc_archs, supported_archs(found.nvrtc));
   return found;
 }
@@ -388,7 +406,7 @@ Status load_cublaslt() {
   }
   if (!folder.empty()) {
     const std::string file = folder + "/liblawson-nocublaslt.so";
-    if (dlopen(file.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return {};
+    if (open_file(file.c_str(), RTLD_NOW | RTLD_GLOBAL) != nullptr) return {};
   }
   LAWSON_CHECK(open_library(wanted_cublaslt(found->cudnn, major)));
   return {};
@@ -446,7 +464,7 @@ Status enter_deviceless(const std::string& nodriver_path) {
                  "own GPU or for targets",
                  loaded);
   }
-  if (dlopen(nodriver_path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
+  if (open_file(nodriver_path.c_str(), RTLD_NOW | RTLD_GLOBAL) == nullptr) {
     return error(ErrorKind::unavailable, "cannot load Lawson's no-driver library: {}",
                  loader_message());
   }
@@ -472,7 +490,7 @@ bool is_deviceless() {
 }
 
 Result<void*> driver() {
-  if (void* handle = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) return handle;
+  if (void* handle = open_file("libcuda.so.1", RTLD_NOW | RTLD_LOCAL)) return handle;
   return error(ErrorKind::unavailable,
                "no NVIDIA driver on this machine: {}. Running on a GPU needs the driver "
                "(libcuda.so.1); judging and compiling for a target do not",
@@ -481,7 +499,7 @@ Result<void*> driver() {
 
 void* open_for_frontend(const char* name, int flags) {
   const std::string_view wanted{name};
-  if (!wanted.starts_with("libcudart.so")) return dlopen(name, flags);
+  if (!wanted.starts_with("libcudart.so")) return open_file(name, flags);
   const auto opened = libraries();
   if (!opened.ok()) return nullptr;
   const int major = cuda_major((*opened)->cudnn);

@@ -10,10 +10,12 @@
 namespace lawson::cudnn {
 namespace {
 
-// Beyond that the tables say nothing: the sizes differ by 2^4 in all, or by less and the layouts or
-// the epilogue too.
 // Rows that a table has when it knows which configs are ever among the fastest.
 constexpr std::size_t kProof = 10;
+// A config that never came so near to a row's fastest is not worth building.
+constexpr double kNearlyBest = 1.05;
+// Beyond that the tables say nothing: the sizes differ by 2^4 in all, or by less and the layouts or
+// the epilogue too.
 constexpr double kFarthest = 4;
 constexpr double kOtherType = 0.5;
 constexpr double kOtherLayout = 1.5;
@@ -225,7 +227,9 @@ std::set<std::string> proven_plans(const std::vector<TuningTable>& tables, const
   for (const TuningTable* table : tables_of(tables, device, cudnn_version)) {
     for (const TuningRow& row : table->rows) {
       if (row.plans.size() > 1) ++rows;
-      for (const RankedPlan& plan : row.plans) names.insert(plan.name);
+      for (const RankedPlan& plan : row.plans) {
+        if (plan.ms <= kNearlyBest * row.plans.front().ms) names.insert(plan.name);
+      }
     }
   }
   return rows < kProof ? std::set<std::string>{} : names;

@@ -37,14 +37,17 @@ struct VariantPacks::Calls {
     find(calls.set, "cudnnBackendSetAttribute");
     find(calls.finalize, "cudnnBackendFinalize");
     find(calls.execute, "cudnnBackendExecute");
-    find(calls.populate_graph, "cudnnBackendPopulateCudaGraph");
-    find(calls.update_graph, "cudnnBackendUpdateCudaGraph");
     find(calls.set_stream, "cudnnSetStream");
     find(calls.error_string, "cudnnGetErrorString");
     find(calls.last_error, "cudnnGetLastErrorString");
-    if (missing == nullptr) return calls;
-    return error(ErrorKind::unavailable, "{} (cuDNN {}) has no {}", libraries->cudnn.path,
-                 libraries->cudnn.version, missing);
+    if (missing != nullptr) {
+      return error(ErrorKind::unavailable, "{} (cuDNN {}) has no {}", libraries->cudnn.path,
+                   libraries->cudnn.version, missing);
+    }
+    // From cuDNN 9.5 on; no execution needs them.
+    find(calls.populate_graph, "cudnnBackendPopulateCudaGraph");
+    find(calls.update_graph, "cudnnBackendUpdateCudaGraph");
+    return calls;
   }
 
   Failure check(cudnnStatus_t status, const char* call) const {
@@ -72,7 +75,7 @@ struct VariantPacks::Pack {
 };
 
 Result<std::unique_ptr<VariantPacks>> VariantPacks::make(const BackendPlan& plan) {
-  static const Result<Calls> calls = Calls::find();
+  static const auto& calls = *new const Result<Calls>{Calls::find()};  // plans may end after it
   if (!calls.ok()) return calls.error();
   return std::unique_ptr<VariantPacks>{new VariantPacks{plan, *calls}};
 }
@@ -159,8 +162,18 @@ Failure VariantPacks::execute(void* handle, std::span<void* const> pointers, voi
   return failure;
 }
 
+namespace {
+
+StageError no_graphs() {
+  return {"execute", "GRAPH_NOT_SUPPORTED",
+          "this cuDNN cannot add plans to CUDA graphs (9.5 and newer can)"};
+}
+
+}  // namespace
+
 Failure VariantPacks::add_to_graph(void* handle, std::span<void* const> pointers, void* workspace,
                                    void* graph) {
+  if (calls_.populate_graph == nullptr) return no_graphs();
   std::unique_ptr<Pack> pack;
   if (Failure failure = make_pack(pointers, workspace, pack)) return failure;
   return calls_.check(calls_.populate_graph(static_cast<cudnnHandle_t>(handle), plan_.descriptor,
@@ -170,6 +183,7 @@ Failure VariantPacks::add_to_graph(void* handle, std::span<void* const> pointers
 
 Failure VariantPacks::update_graph(void* handle, std::span<void* const> pointers, void* workspace,
                                    void* graph) {
+  if (calls_.update_graph == nullptr) return no_graphs();
   std::unique_ptr<Pack> pack;
   if (Failure failure = make_pack(pointers, workspace, pack)) return failure;
   return calls_.check(calls_.update_graph(static_cast<cudnnHandle_t>(handle), plan_.descriptor,
