@@ -135,6 +135,8 @@ static void layout(void) {
   VALUE(LAWSON_TUNING_OFF);
   VALUE(LAWSON_TUNING_QUICK);
   VALUE(LAWSON_TUNING_EXHAUSTIVE);
+  VALUE(LAWSON_GRAPH_ADD);
+  VALUE(LAWSON_GRAPH_UPDATE);
   SIZE(lawson_settings);
   FIELD(lawson_settings, struct_size);
   FIELD(lawson_settings, cudnn_path);
