@@ -212,8 +212,8 @@ std::string make_key(const ir::Graph& graph, const Device& device, std::string_v
                      std::string_view engine_version, const Options& options) {
   std::string text =
       fmt::format("key {}\n{}\ndevice {}\nengine {} {}\nworkspace {} deterministic {}\n",
-                  kKeyRevision, ir::canonical_text(graph), fingerprint(device), engine, engine_version,
-                  options.workspace_limit, options.deterministic);
+                  kKeyRevision, ir::canonical_text(graph), fingerprint(device), engine,
+                  engine_version, options.workspace_limit, options.deterministic);
   if (options.tuning != Tuning::off) text += fmt::format("tuning {}\n", to_string(options.tuning));
   return hash_hex(text);
 }

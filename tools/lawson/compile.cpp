@@ -84,8 +84,8 @@ class Earlier {
   // Null when there is none.
   Plan find(const Graph& graph, const Target& target, const lawson_options& options) const {
     // The bundle's may have been chosen where the device was not, without any tuning.
-    const bool tunes = options.tuning != LAWSON_TUNING_OFF &&
-                       lawson_device_is_present(target.device.get()) != 0;
+    const bool tunes =
+        options.tuning != LAWSON_TUNING_OFF && lawson_device_is_present(target.device.get()) != 0;
     if (bundle_ == nullptr || tunes) return nullptr;
     try {
       const std::string key =

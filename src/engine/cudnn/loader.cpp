@@ -1,8 +1,8 @@
 #include "engine/cudnn/loader.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <link.h>
+#include <pthread.h>
 
 #include <algorithm>
 #include <array>
