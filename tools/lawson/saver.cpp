@@ -33,7 +33,7 @@ void Saver::add(Plan plan) {
   std::vector<Plan> plans = std::exchange(waiting_, {});
   writing_ = true;
   lock.unlock();
-  write(std::move(plans));
+  write(plans);
 }
 
 void Saver::flush() {
@@ -43,10 +43,10 @@ void Saver::flush() {
   if (plans.empty()) return;
   writing_ = true;
   lock.unlock();
-  write(std::move(plans));
+  write(plans);
 }
 
-void Saver::write(std::vector<Plan> plans) {
+void Saver::write(const std::vector<Plan>& plans) {
   struct Done {
     Saver& saver;
     double begin = saver.clock_.seconds();

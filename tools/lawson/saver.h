@@ -22,7 +22,7 @@ class Saver {
   void flush();
 
  private:
-  void write(std::vector<Plan> plans);  // by one thread at a time
+  void write(const std::vector<Plan>& plans);  // by one thread at a time
 
   std::string path_;
   bool fresh_;
