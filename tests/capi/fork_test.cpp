@@ -68,7 +68,8 @@ TEST_F(Fork, AChildComputesWithTheParentsPlansAndWithNewOnes) {
 
 TEST_F(Fork, NoLockStaysWithAThreadThatIsNotThere) {
 #ifdef __SANITIZE_ADDRESS__
-  GTEST_SKIP() << "the address sanitizer's own allocator keeps a lock of a thread that is not there";
+  GTEST_SKIP()
+      << "the address sanitizer's own allocator keeps a lock of a thread that is not there";
 #endif
   std::atomic<bool> over{false};
   std::vector<std::jthread> busy;
