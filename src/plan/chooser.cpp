@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <chrono>
 
+#include "plan/question.h"
+
 namespace lawson::plan {
 namespace {
 
@@ -12,11 +14,6 @@ constexpr std::size_t kMaxChosen = 4096;
 // caller gets the names and values of the graph that it asked with.
 void set_graph(Plan& plan, const ir::Graph& graph) {
   plan.graph_json = plan_graph_json(graph);
-}
-
-ir::Graph without_values(ir::Graph graph) {
-  for (ir::Tensor& tensor : graph.tensors) tensor.values.clear();
-  return graph;
 }
 
 // Is it worth being kept? Not the best of what a deadline left, and nothing that was not timed.

@@ -125,13 +125,6 @@ Verdict with_text(Verdict verdict) {
   return verdict;
 }
 
-// What is bound at run time is no part of a question: what is kept has nobody's defaults.
-ir::Graph without_values(const ir::Graph& graph) {
-  ir::Graph shared = graph;
-  for (ir::Tensor& tensor : shared.tensors) tensor.values.clear();
-  return shared;
-}
-
 // Reasons may name tensors and places: they are stored for graphs with the same words.
 std::string refusal_key(std::string_view key, const KnownGraph& graph) {
   return hash_hex(

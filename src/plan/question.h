@@ -60,6 +60,9 @@ QuestionId plan_question(const KnownGraph& graph, const KnownDevice& device,
 QuestionId verdict_question(const KnownGraph& graph, const KnownDevice& device,
                             std::string_view engine, const Options& options);
 
+// What is bound at run time is no part of a question: what is kept has nobody's defaults.
+ir::Graph without_values(ir::Graph graph);
+
 }  // namespace lawson::plan
 
 template <>

@@ -5,13 +5,13 @@
 
 #include "base/hash.h"
 #include "base/json.h"
+#include "plan/file_parts.h"
 
 namespace lawson::plan {
 namespace {
 
 constexpr std::string_view kMagic = "LAWSONS1";
 constexpr std::uint64_t kSchema = 1;
-constexpr std::size_t kHashBytes = 32;
 constexpr std::size_t kSchemaAt = 8;
 constexpr std::size_t kHeaderSizeAt = 12;
 constexpr std::size_t kContentSizeAt = 16;
@@ -19,18 +19,6 @@ constexpr std::size_t kChecksumAt = 24;
 constexpr std::size_t kHeaderAt = kChecksumAt + kHashBytes;
 constexpr std::size_t kMaxHeaderBytes = kMaxHeadBytes - kHeaderAt - kHashBytes;
 constexpr std::array kKinds{EntryKind::plan, EntryKind::verdict, EntryKind::tuned};
-
-void append_number(std::string& out, std::uint64_t value, std::size_t bytes) {
-  for (std::size_t i = 0; i < bytes; ++i) out += static_cast<char>((value >> (8 * i)) & 0xFF);
-}
-
-std::uint64_t number_at(std::string_view text, std::size_t at, std::size_t bytes) {
-  std::uint64_t value = 0;
-  for (std::size_t i = 0; i < bytes; ++i) {
-    value |= std::uint64_t{static_cast<unsigned char>(text[at + i])} << (8 * i);
-  }
-  return value;
-}
 
 std::optional<EntryKind> kind_from(std::string_view word) {
   const auto* found = std::find_if(kKinds.begin(), kKinds.end(),
@@ -56,12 +44,6 @@ Result<EntryHeader> header_from_cbor(std::string_view cbor) {
     return invalid("its header is not one of an entry: {}", e.what());
   }
   return header;
-}
-
-bool is_hash(std::string_view text) {
-  return text.size() == kHashBytes && std::all_of(text.begin(), text.end(), [](char c) {
-           return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f');
-         });
 }
 
 }  // namespace
