@@ -1,0 +1,160 @@
+"""vmap of attention: a mapped axis becomes part of the batch, or of the heads.
+
+One plan with a larger batch (or more heads) is what runs. Where neither can hold the axis (dropout,
+whose mask is by position; offsets of its own for each element) the elements run one after another
+with the plan of one, and the results are those of separate calls to the bit.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.interpreters import batching
+
+from lawson.jax import _attention_primitive as primitive
+from lawson.jax._attention_setup import Setup
+
+_OF_HEADS = ("slopes", "sink")
+_OF_SEQUENCES = (
+    "seqlen_q",
+    "seqlen_kv",
+    "cu_seqlens_q",
+    "cu_seqlens_kv",
+    "cu_seqlens_q_padded",
+    "cu_seqlens_kv_padded",
+    "page_table_k",
+    "page_table_v",
+)
+
+
+def _fold(value: Any, dim: int | None, axis: int, size: int) -> Any:
+    """The mapped axis, in front of `axis` of an element, merged with it."""
+    if dim is None:
+        shape = (*value.shape[:axis], size, *value.shape[axis:])
+        value = jnp.broadcast_to(jnp.expand_dims(value, axis), shape)
+    else:
+        value = jnp.moveaxis(value, dim, axis)
+    shape = (*value.shape[:axis], size * value.shape[axis + 1], *value.shape[axis + 2 :])
+    return value.reshape(shape)
+
+
+def _unfold(value: Any, axis: int, size: int) -> Any:
+    shape = (*value.shape[:axis], size, value.shape[axis] // size, *value.shape[axis + 1 :])
+    return value.reshape(shape)
+
+
+def _place(setup: Setup, which: str, mapped: set[str]) -> str:
+    """Where the mapped axis goes: "b", "h", or "" for one after another."""
+    if "seed" in setup.names or setup.appends:
+        return ""
+    per_head = mapped & set(_OF_HEADS) or (which == "backward" and "sink" in setup.names)
+    ragged = setup.ragged_q or setup.ragged_kv
+    if not per_head and not ragged:
+        return "b"
+    slopes_by_count = setup.bias == "alibi" and "slopes" not in setup.names
+    if mapped & set(_OF_SEQUENCES) or slopes_by_count:
+        return ""
+    return "h"
+
+
+def _axis(setup: Setup, name: str, place: str) -> int | None:
+    dims = setup.dims(name)
+    for letter in "b" if place == "b" else "hg":
+        if letter in dims:
+            return dims.index(letter)
+    return None
+
+
+def _folded(setup: Setup, which: str, place: str, size: int, args: Any, dims: Any) -> Any:
+    names = primitive.operand_names(setup, which)
+    element = {
+        name: tuple(n for i, n in enumerate(arg.shape) if i != dim)
+        for name, arg, dim in zip(names, args, dims, strict=True)
+    }
+    sizes = setup.sizes({name: element[name] for name in setup.names})
+    pages_mapped = place == "b" and setup.paged
+    mapped_pages = pages_mapped and any(
+        dim is not None for name, dim in zip(names, dims, strict=True) if name in ("k", "v")
+    )
+    folded = []
+    expanded_bias = False
+    for name, arg, dim in zip(names, args, dims, strict=True):
+        axis = _axis(setup, name, place)
+        if setup.paged and place == "b" and name in ("k", "v"):
+            if mapped_pages:
+                arg = _fold(arg, dim, setup.dims(name).index("p"), size)
+            folded.append(arg)
+            continue
+        if axis is None:
+            folded.append(arg)
+            continue
+        if name in ("bias", "mask") and element[name][axis] == 1:
+            apart = name == "bias" and which == "backward" and setup.bias_grad
+            if dim is None and not apart:
+                folded.append(arg)
+                continue
+            # One for each element: as large as the dim that it is merged with.
+            full = sizes["b" if place == "b" else "h"]
+            expanded_bias |= apart
+            at = axis if dim is None or axis < dim else axis + 1
+            shape = list(arg.shape)
+            shape[at] = full
+            arg = jnp.broadcast_to(arg, shape)
+        value = _fold(arg, dim, axis, size)
+        if mapped_pages and name.startswith("page_table"):
+            step = jnp.repeat(jnp.arange(size, dtype=value.dtype), sizes["b"]) * sizes["p"]
+            value = value + step[:, None]
+        folded.append(value)
+    bind = primitive.primitives[which].bind
+    results = bind(*folded, setup=setup)
+    outs, out_dims = [], []
+    for name, value in zip(primitive.result_names(setup, which), results, strict=True):
+        axis = _axis(setup, name, place)
+        assert axis is not None  # no result lacks it where a place was found
+        value = _unfold(value, axis, size)
+        if name == "dbias" and expanded_bias:
+            value = value.sum(axis + 1, keepdims=True, dtype=_sum_dtype(value)).astype(value.dtype)
+        outs.append(value)
+        out_dims.append(axis)
+    return outs, out_dims
+
+
+def _sum_dtype(value: Any) -> Any:
+    return jnp.promote_types(value.dtype, jnp.float32)
+
+
+def _batch(args: Sequence[Any], dims: Sequence[int | None], *, setup: Setup, which: str) -> Any:
+    names = primitive.operand_names(setup, which)
+    mapped = {name for name, dim in zip(names, dims, strict=True) if dim is not None}
+    size = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
+    place = _place(setup, which, mapped)
+    if place:
+        return _folded(setup, which, place, size, args, dims)
+
+    front = [
+        jnp.moveaxis(arg, dim, 0)
+        for arg, dim in zip(args, dims, strict=True)
+        if dim is not None
+    ]
+
+    def element(values: Sequence[Any]) -> list[Any]:
+        moving = iter(values)
+        every = [
+            arg if dim is None else next(moving) for arg, dim in zip(args, dims, strict=True)
+        ]
+        return primitive.primitives[which].bind(*every, setup=setup)
+
+    outs = jax.lax.map(element, front)
+    return outs, [0] * len(outs)
+
+
+def register() -> None:
+    """Gives the primitives their batching rules."""
+    for which in primitive.PASSES:
+        batching.primitive_batchers[primitive.primitives[which]] = functools.partial(
+            _batch, which=which
+        )

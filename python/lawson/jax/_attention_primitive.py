@@ -1,0 +1,202 @@
+"""The primitives of attention, one for each pass, and what they become.
+
+`forward` and `backward` bind a primitive that carries its Setup. Outside of any partitioning that
+primitive lowers to `calls[...]`, whose lowering judges and compiles the plan for the arrays of one
+device, and emits a call of Lawson's XLA target with that plan. Between the two is
+`_attention_partition`, so that a sharded call is judged with the shapes of a shard.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import dispatch  # requires_devices: custom_partitioning has no public form of it
+from jax.extend.core import Primitive
+from jax.interpreters import ad, mlir
+
+from lawson import _core
+from lawson._errors import UnsupportedError
+from lawson.jax import _runtime
+from lawson.jax._attention_setup import Setup
+
+PASSES = ("forward", "backward")
+TARGETS = {"forward": "lawson_attention_forward", "backward": "lawson_attention_backward"}
+
+
+def operand_names(setup: Setup, which: str) -> tuple[str, ...]:
+    """The names of a pass's operands, in order."""
+    return setup.names if which == "forward" else setup.backward_operands()
+
+
+def result_names(setup: Setup, which: str) -> tuple[str, ...]:
+    """The names of a pass's results, in order."""
+    return setup.forward_results() if which == "forward" else setup.backward_results()
+
+
+def result_shapes(
+    setup: Setup, which: str, avals: Sequence[Any]
+) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
+    """Shape and dtype of each result."""
+    names = operand_names(setup, which)
+    shapes = {name: aval.shape for name, aval in zip(names, avals, strict=True)}
+    types = {name: np.dtype(aval.dtype) for name, aval in zip(names, avals, strict=True)}
+    sizes = setup.sizes(shapes)
+    return [setup.result(name, sizes, types, shapes) for name in result_names(setup, which)]
+
+
+def spec_of(setup: Setup, avals: Sequence[Any]) -> str:
+    """The spec of a call with operands of these shapes and dtypes, of either pass."""
+    pairs = list(zip(setup.names, avals, strict=False))
+    return setup.spec(
+        {name: aval.shape for name, aval in pairs},
+        {name: np.dtype(aval.dtype) for name, aval in pairs},
+    )
+
+
+def judge(setup: Setup, spec: str, device: Any, options: Any) -> Any:
+    """The verdict. Raises UnsupportedError, with every reason, unless it is `supported`."""
+    verdict = _core.attention_select(_core.AttentionConfig.from_spec(spec), device, options)
+    if verdict.decision != "supported":
+        raise UnsupportedError(_runtime.refusal(verdict, "attention"))
+    return verdict
+
+
+def _abstract(*avals: Any, setup: Setup, which: str) -> list[Any]:
+    varying = avals[0].manual_axis_type
+    for name, aval in zip(operand_names(setup, which), avals, strict=True):
+        if aval.manual_axis_type != varying:
+            raise TypeError(
+                f"{name} varies over {aval.manual_axis_type}, q over {varying}: inside shard_map all "
+                "operands of attention vary over the same axes"
+            )
+    results = []
+    for shape, dtype in result_shapes(setup, which, avals):
+        if varying.empty:
+            results.append(jax.core.ShapedArray(shape, dtype))
+        else:
+            mesh = avals[0].sharding.mesh
+            results.append(
+                jax.core.ShapedArray(
+                    shape,
+                    dtype,
+                    sharding=jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec()),
+                    manual_axis_type=varying,
+                )
+            )
+    return results
+
+
+def _refuse_derivative(which: str) -> Callable[..., Any]:
+    def rule(primals: Any, tangents: Any, **params: Any) -> Any:
+        del primals, tangents, params
+        raise UnsupportedError(
+            f"attention ({which} pass): second-order derivatives and forward-mode differentiation "
+            "(jax.jvp, jax.jacfwd, jax.hessian) are not supported; attention has first-order "
+            "reverse-mode gradients: jax.grad, jax.vjp, jax.jacrev"
+        )
+
+    return rule
+
+
+def _impl(*operands: Any, primitive: Primitive, setup: Setup) -> Any:
+    return _jitted(primitive, setup)(*operands)
+
+
+@functools.lru_cache(maxsize=4096)
+def _jitted(primitive: Primitive, setup: Setup) -> Callable[..., Any]:
+    return jax.jit(lambda *operands: primitive.bind(*operands, setup=setup))
+
+
+def _make(name: str, which: str) -> Primitive:
+    primitive = Primitive(name)
+    primitive.multiple_results = True
+    primitive.def_abstract_eval(functools.partial(_abstract, which=which))
+    primitive.def_impl(functools.partial(_impl, primitive=primitive))
+    ad.primitive_jvps[primitive] = _refuse_derivative(which)
+    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    return primitive
+
+
+# What users' programs hold, and what one device runs.
+primitives = {which: _make(f"lawson_attention_{which}", which) for which in PASSES}
+calls = {which: _make(f"lawson_attention_{which}_call", which) for which in PASSES}
+
+
+def forward(setup: Setup, *operands: Any) -> list[Any]:
+    """Results in the order of `setup.forward_results()`."""
+    return primitives["forward"].bind(*operands, setup=setup)
+
+
+def backward(setup: Setup, *operands: Any) -> list[Any]:
+    """Results in the order of `setup.backward_results()`, from `setup.backward_operands()`."""
+    return primitives["backward"].bind(*operands, setup=setup)
+
+
+def varying_alike(operands: Sequence[Any]) -> list[Any]:
+    """The operands, inside shard_map all varying over the axes that any of them varies over.
+
+    The transpose of this cast sums the gradient of a replicated operand over those axes.
+    """
+    over = [frozenset(jax.typeof(x).manual_axis_type.varying) for x in operands]
+    every = frozenset().union(*over)
+    return [
+        jax.lax.pcast(x, tuple(sorted(every - mine)), to="varying") if every - mine else x
+        for x, mine in zip(operands, over, strict=True)
+    ]
+
+
+def _lower(ctx: Any, *operands: Any, setup: Setup, which: str, platform: str) -> Sequence[Any]:
+    choice = setup.choice
+    device = _runtime.device_for(platform, ("cpu",) if platform == "cpu" else None)
+    options = _core.Options(
+        engine=choice.engine,
+        workspace_limit=choice.workspace_limit,
+        tuning=choice.tuning,
+        deterministic=setup.deterministic,
+    )
+    spec = spec_of(setup, ctx.avals_in)
+    judge(setup, spec, device, options)
+    plan = _core.attention_plan(spec, which, device, options)
+    workspace = jax.core.ShapedArray((max(plan.workspace_size, 1),), np.dtype(np.uint8))
+    names = operand_names(setup, which)
+    outs = result_names(setup, which)
+    aliases = {names.index(name): outs.index(name) for name in outs if name in names}
+    lower = jax.ffi.ffi_lowering(TARGETS[which], operand_output_aliases=aliases)
+    results = lower(
+        ctx.replace(avals_out=[*ctx.avals_out, workspace]),
+        *operands,
+        **_runtime.attention_attributes(plan, spec, names, outs),
+    )
+    return list(results)[:-1]
+
+
+def _refuse_platform(ctx: Any, *operands: Any, setup: Setup, which: str) -> Any:
+    del operands, setup
+    platforms = ", ".join(ctx.module_context.platforms)
+    raise UnsupportedError(
+        f"attention ({which} pass): Lawson has engines for the platforms cuda and cpu, and this is "
+        f"compiled for {platforms}"
+    )
+
+
+def _register() -> None:
+    from lawson.jax import _attention_partition
+
+    for which in PASSES:
+        mlir.register_lowering(
+            primitives[which],
+            mlir.lower_fun(
+                functools.partial(_attention_partition.split, which=which), multiple_results=True
+            ),
+        )
+        mlir.register_lowering(calls[which], functools.partial(_refuse_platform, which=which))
+        for platform in ("cuda", "cpu"):
+            mlir.register_lowering(
+                calls[which],
+                functools.partial(_lower, which=which, platform=platform),
+                platform=platform,
+            )

@@ -1,0 +1,52 @@
+"""From segment ids to ragged sequences, with static sizes, at run time.
+
+In a row of ids, 0 is padding and the segments are numbered 1, 2, ... in order; a segment's tokens lie
+together. Ids that are not like this, or more segments than there is room for, have no meaning: the
+attention of the whole batch is then NaN, so that it cannot go unseen.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class Ragged(NamedTuple):
+    """Sequences of a flat array of tokens, those of row 0 first."""
+
+    lengths: Any  # i32[rows * segments]
+    starts: Any  # i32[rows * segments + 1]: where each lies, and the end
+    valid: Any  # bool[]: whether the ids are well-formed
+
+
+def ragged(ids: Any, segments: int) -> Ragged:
+    """The segments 1..`segments` of each row of ids, i32[rows, tokens]."""
+    rows, tokens = ids.shape
+    number = jnp.arange(1, segments + 1, dtype=ids.dtype)
+    is_in = ids[:, :, None] == number
+    lengths = jnp.sum(is_in, axis=1, dtype=jnp.int32)
+    position = jnp.arange(tokens, dtype=jnp.int32)[None, :, None]
+    first = jnp.min(jnp.where(is_in, position, tokens), axis=1)
+    last = jnp.max(jnp.where(is_in, position, -1), axis=1)
+    empty = lengths == 0
+    together = jnp.all(empty | (last - first + 1 == lengths))
+    # An empty segment lies where the one before it ends.
+    ends = jax.lax.cummax(jnp.where(empty, 0, last + 1), axis=1)
+    before = jnp.concatenate([jnp.zeros((rows, 1), ends.dtype), ends[:, :-1]], axis=1)
+    starts = jnp.where(empty, before, first)
+    ordered = jnp.all(starts >= before)
+    known = jnp.all((ids >= 0) & (ids <= segments))
+    base = jnp.arange(rows, dtype=jnp.int32)[:, None] * tokens
+    flat = (starts.astype(jnp.int32) + base).reshape(-1)
+    flat = jnp.concatenate([flat, jnp.full((1,), rows * tokens, jnp.int32)])
+    return Ragged(lengths.reshape(-1), flat, together & ordered & known)
+
+
+def cumulative(lengths: Any) -> Any:
+    """Offsets, one more than there are lengths."""
+    zero = jnp.zeros((1,), jnp.int32)
+    return jnp.concatenate([zero, jnp.cumsum(lengths, dtype=jnp.int32)])
+
+

@@ -1,0 +1,284 @@
+"""What an attention call is, apart from its arrays: operands by name, their dims, its spec.
+
+A `Setup` is static and hashable: it is what the primitives carry. Sizes are read off the operands,
+so the rules that reshape or split operands (vmap, partitioning) never touch it, and the spec that is
+judged is always that of the arrays that run.
+
+Dims have one letter each:
+    b sequences      s, t rows of q and of k      h, g heads of q and of k     d, e depth of q and of v
+    m, n tokens of a ragged q and of ragged k and v       c offsets, one more than b
+    p pages  y, z tokens of a page of k and of v  x, w entries of their tables
+    a appended tokens                             u the two words of a 64-bit number
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lawson._errors import InvalidArgumentError
+
+DENSE = ("bshd", "sbhd", "bhsd")
+MASKS = (
+    "none",
+    "padding",
+    "causal",
+    "padding_causal",
+    "causal_bottom_right",
+    "padding_causal_bottom_right",
+)
+FLOATS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
+# In the order in which calls pass them, after q, k and v.
+OPTIONAL = (
+    "bias",
+    "mask",
+    "slopes",
+    "sink",
+    "seqlen_q",
+    "seqlen_kv",
+    "cu_seqlens_q",
+    "cu_seqlens_kv",
+    "cu_seqlens_q_padded",
+    "cu_seqlens_kv_padded",
+    "page_table_k",
+    "page_table_v",
+    "seed",
+    "offset",
+    "dropout_mask",
+    "k_new",
+    "v_new",
+)
+_FIXED = {
+    "bias": "bhst",
+    "mask": "bhst",
+    "dropout_mask": "bhst",
+    "dropped": "bhst",
+    "dbias": "bhst",
+    "slopes": "h",
+    "sink": "h",
+    "dsink": "h",
+    "seqlen_q": "b",
+    "seqlen_kv": "b",
+    "cu_seqlens_q": "c",
+    "cu_seqlens_kv": "c",
+    "cu_seqlens_q_padded": "c",
+    "cu_seqlens_kv_padded": "c",
+    "page_table_k": "bx",
+    "page_table_v": "bw",
+    "seed": "u",
+    "offset": "u",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+    """How a plan is chosen, for both passes; the options of the same names everywhere in Lawson."""
+
+    engine: str | None = None
+    workspace_limit: int = -1
+    tuning: str = "off"
+
+
+@dataclasses.dataclass(frozen=True)
+class Setup:
+    """The static part of an attention call."""
+
+    names: tuple[str, ...]  # of the operands, in order
+    words: tuple[str, str, str] = ("bshd", "bshd", "bshd")
+    mask: str = "none"
+    window: tuple[int, int] = (-1, -1)
+    bias: str = "none"
+    softmax: str = "vanilla"
+    softcap: float = 0.0
+    dropout: float = 0.0
+    scale: float | None = None
+    max_q: int = 0  # the longest sequence of a ragged q
+    max_kv: int = 0  # the longest sequence of ragged or paged k and v
+    output_dtype: str | None = None
+    deterministic: bool = False
+    training: bool = False  # judged with its backward, which runs later
+    bias_grad: bool = False
+    stats: bool = False
+    max_logit: bool = False
+    dropped: bool = False
+    choice: Choice = Choice()
+
+    @property
+    def ragged_q(self) -> bool:
+        return self.words[0] == "thd"
+
+    @property
+    def ragged_kv(self) -> bool:
+        return self.words[1] == "thd"
+
+    @property
+    def paged(self) -> bool:
+        return "page_table_k" in self.names
+
+    @property
+    def appends(self) -> bool:
+        return "k_new" in self.names
+
+    def dims(self, name: str) -> str:
+        """The dims of an operand or result, one letter for each axis."""
+        if name in _FIXED:
+            return _FIXED[name]
+        if name in ("stats", "max_logit"):
+            return "mh" if self.ragged_q else "bhs"
+        like = {"dq": "q", "do": "o", "dk": "k", "dv": "v", "k_new": "k", "v_new": "v"}
+        tensor = like.get(name, name)
+        depth = "d" if tensor in ("q", "k") else "e"
+        if tensor in ("q", "o"):
+            letters = {"b": "b", "s": "s", "h": "h", "d": depth, "t": "m"}
+            return "".join(letters[word] for word in self.words[0])
+        tokens = "t"
+        batch = "b"
+        if name.endswith("_new"):
+            tokens = "a"
+        elif self.paged:
+            batch, tokens = "p", "y" if tensor == "k" else "z"
+        letters = {"b": batch, "s": tokens, "h": "g", "d": depth, "t": "n"}
+        return "".join(letters[word] for word in self.words[1 if tensor == "k" else 2])
+
+    def sizes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
+        """The size of each letter. Raises InvalidArgumentError, naming the operand, where two differ."""
+        sizes: dict[str, int] = {}
+        where: dict[str, str] = {}
+        if self.ragged_q:
+            sizes["s"], where["s"] = self.max_q, "max_seqlen_q"
+        if self.ragged_kv or self.paged:
+            sizes["t"], where["t"] = self.max_kv, "max_seqlen_kv"
+        for name in self.names:
+            if name.startswith("cu_"):
+                sizes["b"], where["b"] = int(shapes[name][0]) - 1, name
+        broadcasts = ("bias", "mask")
+        for name in sorted(self.names, key=lambda name: name in broadcasts):
+            letters = self.dims(name)
+            shape = shapes[name]
+            if len(shape) != len(letters):
+                raise InvalidArgumentError(
+                    f"{name}: shape {tuple(shape)} has {len(shape)} dims; expected "
+                    f"{len(letters)} ({', '.join(letters)} in layout {self.layout})"
+                )
+            for letter, size in zip(letters, shape, strict=True):
+                known = sizes.setdefault(letter, int(size))
+                where.setdefault(letter, name)
+                if size != known and not (name in broadcasts and size == 1):
+                    allowed = f"{known} or 1" if name in broadcasts else str(known)
+                    raise InvalidArgumentError(
+                        f"{name}: shape {tuple(shape)} has {size} at dim '{letter}' of "
+                        f"'{letters}'; expected {allowed}, as {where[letter]} says"
+                    )
+        if sizes["g"] == 0 or sizes["h"] % sizes["g"] != 0:
+            raise InvalidArgumentError(
+                f"q has {sizes['h']} heads and k has {sizes['g']}; those of q must be a multiple"
+            )
+        return sizes
+
+    @property
+    def layout(self) -> str:
+        return "_".join(self.words)
+
+    def forward_results(self) -> tuple[str, ...]:
+        names = ["o"]
+        if self.stats or self.training:
+            names.append("stats")
+        if self.max_logit:
+            names.append("max_logit")
+        if self.dropped:
+            names.append("dropped")
+        if self.appends:
+            names += ["k", "v"]
+        return tuple(names)
+
+    def backward_results(self) -> tuple[str, ...]:
+        names = ["dq", "dk", "dv"]
+        if self.bias_grad:
+            names.append("dbias")
+        if self.softmax == "learnable":
+            names.append("dsink")
+        return tuple(names)
+
+    def backward_operands(self) -> tuple[str, ...]:
+        return (*self.names, "o", "stats", "do")
+
+    def result(
+        self, name: str, sizes: Mapping[str, int], types: Mapping[str, Any], shapes: Mapping[str, Any]
+    ) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        """Shape and dtype of a result, from those of the operands."""
+        given = {"dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dsink": "sink"}.get(name, name)
+        if given in self.names:
+            return tuple(shapes[given]), types[given]
+        shape = tuple(sizes[letter] for letter in self.dims(name))
+        if name == "dropped":
+            return shape, np.dtype(np.uint8)
+        if name == "o":
+            return shape, types["q"] if self.output_dtype is None else dtype_of(self.output_dtype)
+        wide = types["q"] == np.float64
+        return shape, np.dtype(np.float64 if wide else np.float32)
+
+    def spec(self, shapes: Mapping[str, Sequence[int]], types: Mapping[str, Any]) -> str:
+        """The attention spec (docs/spec.md) of this call, as JSON text."""
+        sizes = self.sizes(shapes)
+        spec: dict[str, Any] = {
+            "lawson": 1,
+            "kind": "attention",
+            "pass": "training" if self.training else "forward",
+            "dtype": FLOATS[types["q"].name],
+            "batch": sizes["b"],
+            "heads": sizes["h"],
+            "kv_heads": sizes["g"],
+            "seqlen_q": sizes["s"],
+            "seqlen_kv": sizes["t"],
+            "head_dim_qk": sizes["d"],
+            "head_dim_v": sizes["e"],
+            "layout": self.layout,
+            "mask": self.mask,
+            "window": list(self.window),
+            "bias": self.bias,
+            "softmax": self.softmax,
+            "softcap": self.softcap,
+            "dropout": self.dropout,
+            "scale": 1 / math.sqrt(sizes["d"]) if self.scale is None else self.scale,
+            "deterministic": self.deterministic,
+            "return_stats": self.stats or self.training,
+            "return_max_logit": self.max_logit,
+            "return_dropout_mask": self.dropped,
+            "dropout_mask": "dropout_mask" in self.names,
+        }
+        if self.output_dtype is not None:
+            spec["output_dtype"] = FLOATS[self.output_dtype]
+        if "bias" in self.names:
+            spec["bias_shape"] = list(shapes["bias"])
+            spec["bias_dtype"] = FLOATS[types["bias"].name]
+            spec["bias_grad"] = self.bias_grad
+        if "mask" in self.names:
+            kind = types["mask"].name
+            spec["attn_mask"] = {"dtype": FLOATS.get(kind, kind), "shape": list(shapes["mask"])}
+        if "slopes" in self.names:
+            spec["alibi_slopes"] = True
+        if self.ragged_q:
+            spec["total_q"] = sizes["m"]
+        if self.ragged_kv:
+            spec["total_kv"] = sizes["n"]
+        if "cu_seqlens_q_padded" in self.names or "cu_seqlens_kv_padded" in self.names:
+            spec["padded_offsets"] = True
+        if self.paged:
+            spec["paged"] = {"page_size_k": sizes["y"], "page_size_v": sizes["z"], "pages": sizes["p"]}
+        if self.appends:
+            spec["append"] = sizes["a"]
+        return json.dumps(spec)
+
+
+def dtype_of(name: str) -> np.dtype[Any]:
+    """The dtype of one of the names in FLOATS, bfloat16 included."""
+    if name == "bfloat16":
+        import ml_dtypes
+
+        return np.dtype(ml_dtypes.bfloat16)
+    return np.dtype(name)
