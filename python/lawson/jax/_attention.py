@@ -10,13 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lawson._errors import InvalidArgumentError, UnsupportedError
+from lawson._errors import InvalidArgumentError
+from lawson.jax import _attention_batching as batching
 from lawson.jax import _attention_primitive as primitive
 from lawson.jax._attention_grad import attend
 from lawson.jax._attention_segments import Ragged, cumulative, ragged
 from lawson.jax._attention_setup import DENSE, FLOATS, MASKS, OPTIONAL, Choice, Setup
 
-Array = jax.Array
+primitive.register()
+batching.register()
 
 # Packed layouts: where the packed axis is, and which tensors it holds.
 _PACKED = {
@@ -286,7 +288,8 @@ def _unpack(layout: str, q: Any, k: Any, v: Any) -> tuple[tuple[str, str, str], 
                 f"{packed.shape}"
             )
         parts = [jax.lax.index_in_dim(packed, i, axis, keepdims=False) for i in range(count)]
-        return (word, word, word), *(parts if count == 3 else [q, *parts])  # type: ignore[return-value]
+        first, second, third = parts if count == 3 else [q, *parts]
+        return (word, word, word), first, second, third
     if k is None or v is None:
         raise InvalidArgumentError(f"k and v: missing; layout '{layout}' is not packed")
     words = layout.split("_")
@@ -640,5 +643,3 @@ def dot_product_attention(
     residual = jnp.swapaxes(residual, 1, 2)
     return (out[0], residual[0]) if single else (out, residual)
 
-
-__all__ = ["attention", "dot_product_attention", "UnsupportedError"]

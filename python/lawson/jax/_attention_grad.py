@@ -23,6 +23,7 @@ import jax.numpy as jnp
 
 from lawson._errors import UnsupportedError
 from lawson.jax import _attention_primitive as primitive
+from lawson.jax._attention_segments import rows_in_use
 from lawson.jax._attention_setup import Setup
 
 _HAS_GRADIENT = ("q", "k", "v", "bias", "sink")
@@ -122,6 +123,10 @@ def _of_log_sum(setup: Setup, values: Any, o: Any, stats: Any, dlse: Any) -> dic
     operands = dict(zip(setup.names, values, strict=True))
     # Rows that saw nothing have no probabilities; what an infinite log-sum-exp made of them stays out.
     dlse = jnp.where(jnp.isneginf(stats), 0, dlse)
+    if setup.ragged_q:
+        offsets = operands["cu_seqlens_q"]
+        places = operands.get("cu_seqlens_q_padded", offsets)
+        dlse = jnp.where(rows_in_use(offsets, places, dlse.shape[0])[:, None], dlse, 0)
     gradients: dict[str, Any] = {}
     if "sink" in operands:
         rows, heads = stats, operands["sink"]

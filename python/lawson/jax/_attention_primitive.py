@@ -16,6 +16,7 @@ import jax
 import numpy as np
 from jax._src import dispatch  # requires_devices: custom_partitioning has no public form of it
 from jax.extend.core import Primitive
+from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, mlir
 
 from lawson import _core
@@ -24,7 +25,6 @@ from lawson.jax import _runtime
 from lawson.jax._attention_setup import Setup
 
 PASSES = ("forward", "backward")
-TARGETS = {"forward": "lawson_attention_forward", "backward": "lawson_attention_backward"}
 
 
 def operand_names(setup: Setup, which: str) -> tuple[str, ...]:
@@ -57,11 +57,31 @@ def spec_of(setup: Setup, avals: Sequence[Any]) -> str:
     )
 
 
-def judge(setup: Setup, spec: str, device: Any, options: Any) -> Any:
+def options_of(setup: Setup, platform: str) -> _core.Options:
+    """The options of judging and compiling; on the host LAWSON_ENGINE may name the engine."""
+    choice = setup.choice
+    engine = choice.engine
+    if engine is None and platform == "cpu":
+        named = [name for name in _runtime.named_engines(None) if name in ("cpu", "reference")]
+        engine = named[0] if named else None
+    return _core.Options(
+        engine=engine,
+        workspace_limit=choice.workspace_limit,
+        tuning=choice.tuning,
+        deterministic=setup.deterministic,
+    )
+
+
+def device_of(platform: str) -> _core.Device:
+    """Attention on host arrays runs on the host; elsewhere a GPU is needed."""
+    return _runtime.device_for(platform, ("cpu",))
+
+
+def judge(spec: str, device: _core.Device, options: _core.Options) -> _core.Verdict:
     """The verdict. Raises UnsupportedError, with every reason, unless it is `supported`."""
     verdict = _core.attention_select(_core.AttentionConfig.from_spec(spec), device, options)
-    if verdict.decision != "supported":
-        raise UnsupportedError(_runtime.refusal(verdict, "attention"))
+    if not verdict.supported:
+        raise UnsupportedError("; ".join(message for _, message in verdict.reasons if message))
     return verdict
 
 
@@ -150,28 +170,35 @@ def varying_alike(operands: Sequence[Any]) -> list[Any]:
 
 
 def _lower(ctx: Any, *operands: Any, setup: Setup, which: str, platform: str) -> Sequence[Any]:
-    choice = setup.choice
-    device = _runtime.device_for(platform, ("cpu",) if platform == "cpu" else None)
-    options = _core.Options(
-        engine=choice.engine,
-        workspace_limit=choice.workspace_limit,
-        tuning=choice.tuning,
-        deterministic=setup.deterministic,
-    )
+    device = device_of(platform)
+    options = options_of(setup, platform)
     spec = spec_of(setup, ctx.avals_in)
-    judge(setup, spec, device, options)
+    if setup.training:
+        judge(spec, device, options)  # both passes; before either runs
     plan = _core.attention_plan(spec, which, device, options)
-    workspace = jax.core.ShapedArray((max(plan.workspace_size, 1),), np.dtype(np.uint8))
     names = operand_names(setup, which)
     outs = result_names(setup, which)
+    avals, values = list(ctx.avals_in), list(operands)
+    for at, name in enumerate(names):
+        if name in ("seed", "offset"):  # i64, which JAX has only with jax_enable_x64
+            avals[at] = jax.core.ShapedArray((), np.dtype(np.int64))
+            values[at] = stablehlo.bitcast_convert(mlir.aval_to_ir_type(avals[at]), values[at])
     aliases = {names.index(name): outs.index(name) for name in outs if name in names}
-    lower = jax.ffi.ffi_lowering(TARGETS[which], operand_output_aliases=aliases)
+    workspace = _runtime.workspace_aval(plan)
+    lower = jax.ffi.ffi_lowering(_runtime_target(which), operand_output_aliases=aliases)
     results = lower(
-        ctx.replace(avals_out=[*ctx.avals_out, workspace]),
-        *operands,
-        **_runtime.attention_attributes(plan, spec, names, outs),
+        ctx.replace(
+            avals_in=avals,
+            avals_out=[*ctx.avals_out, jax.core.ShapedArray(workspace.shape, workspace.dtype)],
+        ),
+        *values,
+        **_runtime.attention_attributes(plan, spec, names, outs, options=options),
     )
     return list(results)[:-1]
+
+
+def _runtime_target(which: str) -> str:
+    return _runtime.FORWARD_TARGET if which == "forward" else _runtime.BACKWARD_TARGET
 
 
 def _refuse_platform(ctx: Any, *operands: Any, setup: Setup, which: str) -> Any:
@@ -183,7 +210,8 @@ def _refuse_platform(ctx: Any, *operands: Any, setup: Setup, which: str) -> Any:
     )
 
 
-def _register() -> None:
+def register() -> None:
+    """Gives the primitives their lowerings."""
     from lawson.jax import _attention_partition
 
     for which in PASSES:

@@ -50,3 +50,13 @@ def cumulative(lengths: Any) -> Any:
     return jnp.concatenate([zero, jnp.cumsum(lengths, dtype=jnp.int32)])
 
 
+
+
+def rows_in_use(cu_seqlens: Any, cu_seqlens_padded: Any, tokens: int) -> Any:
+    """bool[tokens]: which rows of a ragged array belong to a sequence."""
+    starts = cu_seqlens_padded[:-1]
+    ends = starts + jnp.diff(cu_seqlens)
+    position = jnp.arange(tokens, dtype=starts.dtype)
+    # Sequences lie in order, so a row belongs to the last one that starts at or before it.
+    number = jnp.searchsorted(starts, position, side="right") - 1
+    return (number >= 0) & (position < ends[jnp.maximum(number, 0)])
