@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lawson._errors import UnsupportedError
+from lawson._errors import Error, UnsupportedError
 from lawson.jax import _attention_primitive as primitive
 from lawson.jax._attention_setup import Setup
 
@@ -69,7 +69,7 @@ def _rule(setup: Setup, which: str, mesh: Any, operands: Any, results: Any) -> A
                     words.append("b")
                 elif heads and size == sizes[letter] and not (letter == "g" and size == 1):
                     if letter == "h" and 1 < sizes["g"] < sizes["h"]:
-                        factors.update(g=sizes["g"], r=group)
+                        factors["r"] = group
                         words.append("(g r)")
                     else:
                         words.append("g")
@@ -96,6 +96,8 @@ Axes = tuple[str, ...]
 
 def _axes(sharding: Any, dims: str, letters: str, name: str) -> Axes:
     """The mesh axes that split the dims `letters` of an operand."""
+    if sharding is None:  # not known, or whole
+        return ()
     spec = getattr(sharding, "spec", None)
     if spec is None:
         if getattr(sharding, "is_fully_replicated", False):
@@ -184,7 +186,12 @@ def _shardings(
 
 
 def _infer(setup: Setup, which: str, mesh: Any, operands: Any, results: Any) -> Any:
-    return tuple(_shardings(setup, which, mesh, operands, results)[1])
+    # GSPMD ends the process when this raises; _partition gives the reason.
+    try:
+        return tuple(_shardings(setup, which, mesh, operands, results)[1])
+    except Error:
+        whole = [PartitionSpec(*(None,) * len(value.shape)) for value in results]
+        return tuple(NamedSharding(mesh, spec) for spec in whole)
 
 
 def _partition(setup: Setup, which: str, mesh: Any, operands: Any, results: Any) -> Any:

@@ -182,7 +182,8 @@ def _lower(ctx: Any, *operands: Any, setup: Setup, which: str, platform: str) ->
     for at, name in enumerate(names):
         if name in ("seed", "offset"):  # i64, which JAX has only with jax_enable_x64
             avals[at] = jax.core.ShapedArray((), np.dtype(np.int64))
-            values[at] = stablehlo.bitcast_convert(mlir.aval_to_ir_type(avals[at]), values[at])
+            word = mlir.ir.RankedTensorType.get([], mlir.ir.IntegerType.get_signless(64))
+            values[at] = stablehlo.bitcast_convert(word, values[at])
     aliases = {names.index(name): outs.index(name) for name in outs if name in names}
     workspace = _runtime.workspace_aval(plan)
     lower = jax.ffi.ffi_lowering(_runtime_target(which), operand_output_aliases=aliases)
