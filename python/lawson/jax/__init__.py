@@ -1,0 +1,7 @@
+"""Lawson in JAX: fusions that are guaranteed, and attention, on CUDA; on the CPU when it is named."""
+
+from __future__ import annotations
+
+from lawson.jax import _runtime as _runtime
+from lawson.jax._attention import attention, dot_product_attention
+from lawson.jax._attention_patch import patch
