@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lawson._errors import InvalidArgumentError
+from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson.jax import _attention_batching as batching
 from lawson.jax import _attention_primitive as primitive
 from lawson.jax._attention_grad import attend
@@ -252,13 +252,22 @@ def _run(setup: Setup, operands: Sequence[Any], segments: _Segments | None) -> A
         if setup.appends:
             raise InvalidArgumentError("k_new: an attention without queries appends nothing")
     else:
-        results = list(attend(setup, *values))
+        results = _attend(setup, values)
     if segments is not None:
         results = [segments.apart(name, x) for name, x in zip(names, results, strict=True)]
     for at, name in enumerate(names):
         if name in ("max_logit", "dropped"):
             results[at] = jax.lax.stop_gradient(results[at])
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _attend(setup: Setup, values: Sequence[Any]) -> list[Any]:
+    try:
+        return list(attend(setup, *values))
+    except TypeError as error:
+        if "forward-mode" not in str(error):
+            raise
+        raise UnsupportedError(f"attention: {primitive.NO_DERIVATIVE}") from error
 
 
 def _seed_of_place(given: Any, seed: Any) -> Any:
@@ -515,7 +524,8 @@ class _Segments(NamedTuple):
                     f"{name}: shape {array.shape}; expected [b, s] = {tensor.shape[:2]}"
                 )
             both.append(ragged(array, most))
-        return _Segments(both[0], both[1], q.shape[0], both[0].valid & both[1].valid)
+        valid = both[0].valid & both[1].valid
+        return _Segments(both[0].only_if(valid), both[1].only_if(valid), q.shape[0], valid)
 
     def apart(self, name: str, value: Any) -> Any:
         """A ragged result as rows; NaN where the ids have no meaning."""

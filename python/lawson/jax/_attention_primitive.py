@@ -25,6 +25,10 @@ from lawson.jax import _runtime
 from lawson.jax._attention_setup import Setup
 
 PASSES = ("forward", "backward")
+NO_DERIVATIVE = (
+    "second-order derivatives and forward-mode differentiation (jax.jvp, jax.jacfwd, jax.hessian) are "
+    "not supported; attention has first-order reverse-mode gradients: jax.grad, jax.vjp, jax.jacrev"
+)
 
 
 def operand_names(setup: Setup, which: str) -> tuple[str, ...]:
@@ -113,11 +117,7 @@ def _abstract(*avals: Any, setup: Setup, which: str) -> list[Any]:
 def _refuse_derivative(which: str) -> Callable[..., Any]:
     def rule(primals: Any, tangents: Any, **params: Any) -> Any:
         del primals, tangents, params
-        raise UnsupportedError(
-            f"attention ({which} pass): second-order derivatives and forward-mode differentiation "
-            "(jax.jvp, jax.jacfwd, jax.hessian) are not supported; attention has first-order "
-            "reverse-mode gradients: jax.grad, jax.vjp, jax.jacrev"
-        )
+        raise UnsupportedError(f"attention ({which} pass): {NO_DERIVATIVE}")
 
     return rule
 

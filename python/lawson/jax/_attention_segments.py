@@ -20,6 +20,10 @@ class Ragged(NamedTuple):
     starts: Any  # i32[rows * segments + 1]: where each lies, and the end
     valid: Any  # bool[]: whether the ids are well-formed
 
+    def only_if(self, valid: Any) -> Ragged:
+        """Without any token, unless `valid`."""
+        return Ragged(jnp.where(valid, self.lengths, 0), jnp.where(valid, self.starts, 0), valid)
+
 
 def ragged(ids: Any, segments: int) -> Ragged:
     """The segments 1..`segments` of each row of ids, i32[rows, tokens]."""
