@@ -17,7 +17,8 @@ extern "C" {
 /* ---- building a graph ------------------------------------------------------------------------ */
 
 /* One thread at a time. Every call checks what it adds, and an error leaves the builder as it was:
- * its message names the source, the op, the operands with dtypes and shapes, and what is wrong. */
+ * its message names the source, the op, the operands with dtypes and shapes, and what is wrong.
+ * Names are UTF-8 of at most 256 bytes; there are at most 4096 inputs and as many ops. */
 typedef struct lawson_graph_builder lawson_graph_builder;
 
 /* A tensor of one builder; another builder refuses it. */

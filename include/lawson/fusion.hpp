@@ -601,7 +601,7 @@ class Fused {
     } else if constexpr (std::is_invocable_v<const F&, std::span<const Tensor>>) {
       outputs.collect(tracer, state_->function(given));
     } else {
-      invoke<2>(tracer, given, outputs);
+      invoke<0>(tracer, given, outputs);
     }
     return outputs;
   }

@@ -72,6 +72,7 @@ class Dims {
 namespace detail {
 class Tracer;
 class Record;
+inline constexpr double kExactIntegers = 0x1p53;  // less than this a double holds every one
 }  // namespace detail
 
 // A value inside a traced function; meaningless outside of it.
@@ -80,7 +81,7 @@ class Tensor {
   Tensor() = default;  // none: an optional operand that is absent
 
   lawson_dtype dtype() const;
-  const Dims& shape() const;
+  Dims shape() const;
   std::size_t rank() const { return shape().size(); }
   std::int64_t dim(std::int64_t axis) const;
 
@@ -101,7 +102,13 @@ class Operand {
   template <typename T>
   requires(std::is_arithmetic_v<T> && !std::is_same_v<T, bool>)
       Operand(T number, const char* file = __builtin_FILE(), int line = __builtin_LINE())
-      : number_{static_cast<double>(number)}, is_number_{true}, file_{file}, line_{line} {}
+      : number_{static_cast<double>(number)}, is_number_{true}, file_{file}, line_{line} {
+    if constexpr (std::is_integral_v<T>) {
+      if (std::fabs(number_) < detail::kExactIntegers) return;
+      throw Error(LAWSON_INVALID_ARGUMENT,
+                  std::to_string(number) + ": an integer beside a tensor is less than 2^53");
+    }
+  }
   // NOLINTEND(google-explicit-constructor)
 
  private:
@@ -503,9 +510,10 @@ class Tracer {
       case LAWSON_DTYPE_I32:
       case LAWSON_DTYPE_I8:
       case LAWSON_DTYPE_U8: {
-        const double high = like == LAWSON_DTYPE_I8   ? 127
-                            : like == LAWSON_DTYPE_U8 ? 255
-                                                      : 2147483647;
+        const double high = like == LAWSON_DTYPE_I8    ? 127
+                            : like == LAWSON_DTYPE_U8  ? 255
+                            : like == LAWSON_DTYPE_I32 ? 2147483647
+                                                       : kExactIntegers - 1;
         const double low = like == LAWSON_DTYPE_U8 ? 0 : -high - 1;
         return std::trunc(value) == value && value >= low && value <= high ? like
                                                                            : LAWSON_DTYPE_F32;
@@ -532,6 +540,11 @@ class Tracer {
   Tracer* before_ = nullptr;
 };
 
+inline Error no_axis(std::int64_t axis, std::size_t rank) {
+  return {LAWSON_INVALID_ARGUMENT,
+          "axis " + std::to_string(axis) + " of a tensor of rank " + std::to_string(rank)};
+}
+
 template <std::size_t N>
 Tensor call(const char* op, const std::array<Operand, N>& operands, const Attributes& attributes) {
   Tracer& tracer = Tracer::current(op);
@@ -553,7 +566,10 @@ Tensor call(const char* op, const std::array<Operand, N>& operands) {
 
 // Negative axes counted from the end.
 inline Dims counted(std::size_t rank, Dims axes) {
-  for (std::int64_t& axis : axes) axis += axis < 0 ? static_cast<std::int64_t>(rank) : 0;
+  for (std::int64_t& axis : axes) {
+    if (axis < -static_cast<std::int64_t>(rank)) throw no_axis(axis, rank);
+    axis += axis < 0 ? static_cast<std::int64_t>(rank) : 0;
+  }
   return axes;
 }
 inline Dims axes_of(std::size_t rank, const Dims& given) {
@@ -567,17 +583,14 @@ inline Dims axes_of(std::size_t rank, const Dims& given) {
 inline lawson_dtype Tensor::dtype() const {
   return detail::Tracer::current("dtype").traced(*this).dtype;
 }
-inline const Dims& Tensor::shape() const {
+inline Dims Tensor::shape() const {
   return detail::Tracer::current("shape").traced(*this).shape;
 }
 inline std::int64_t Tensor::dim(std::int64_t axis) const {
-  const Dims& dims = shape();
+  const Dims dims = shape();
   const auto rank = static_cast<std::int64_t>(dims.size());
   const std::int64_t index = axis < 0 ? axis + rank : axis;
-  if (index < 0 || index >= rank) {
-    throw Error(LAWSON_INVALID_ARGUMENT,
-                "axis " + std::to_string(axis) + " of a tensor of rank " + std::to_string(rank));
-  }
+  if (index < 0 || index >= rank) throw detail::no_axis(axis, dims.size());
   return dims[static_cast<std::size_t>(index)];
 }
 

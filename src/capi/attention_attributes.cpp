@@ -5,6 +5,7 @@
 
 #include "capi/attention.h"
 #include "capi/guard.h"
+#include "capi/handles.h"
 
 namespace lawson::capi {
 namespace {
@@ -221,6 +222,9 @@ Result<Json> read_value(const ConfigAttribute& attribute, const void* value, std
       if (size > kMaxTextBytes) {
         return invalid("attribute '{}': {} bytes are more than {}", attribute.name, size,
                        kMaxTextBytes);
+      }
+      if (!is_utf8({static_cast<const char*>(value), size})) {
+        return invalid("attribute '{}' is not UTF-8", attribute.name);
       }
       return size == 0 ? Json{} : Json(std::string{static_cast<const char*>(value), size});
     case Kind::integers:

@@ -23,6 +23,7 @@ struct lawson_graph_builder {
   std::vector<lawson::ir::TensorId> inputs;
   std::vector<std::string> output_names;
   lawson::ir::TensorId tensors = 0;  // that its caller knows of: ids 0 ... tensors - 1
+  std::size_t ops = 0;
   bool finished = false;
   // What tells the tensors of two builders apart.
   const std::int64_t serial = next_serial();
@@ -43,7 +44,8 @@ constexpr std::array kInputPrefixes{offsetof(lawson_graph_input, strides),
 constexpr std::array kOutputPrefixes{offsetof(lawson_graph_output, strides),
                                      offsetof(lawson_graph_output, alignment)};
 
-constexpr std::size_t kMaxNameBytes = 256;
+using ir::kMaxNameBytes;
+
 constexpr std::size_t kMaxOperands = 4096;
 constexpr int kIndexBits = 24;  // of a tensor id; above them is the builder's serial
 
@@ -60,9 +62,18 @@ Status usable(const lawson_graph_builder* builder) {
 
 Status check_name(const lawson_graph_builder& builder, std::string_view name,
                   std::string_view what) {
+  if (!is_utf8(std::string{name}))
+    return invalid("{}{}: a name that is not UTF-8", place(builder), what);
   if (!name.empty() && name.size() <= kMaxNameBytes && !has_control(name)) return {};
   return invalid("{}{}: a name of {} bytes; expected 1 to {} bytes without control characters",
                  place(builder), what, name.size(), kMaxNameBytes);
+}
+
+// Of inputs or ops: found here, where the caller can be told which one is too many.
+Status check_count(const lawson_graph_builder& builder, std::size_t count, std::string_view what) {
+  if (count < ir::kMaxEntries) return {};
+  return invalid("{}the graph has {} {} already; at most {}", place(builder), count, what,
+                 ir::kMaxEntries);
 }
 
 lawson_tensor_id give_id(lawson_graph_builder& builder, ir::TensorId id) {
@@ -204,6 +215,7 @@ Error op_error(const lawson_graph_builder& builder, const std::string& name,
 Status add_op(lawson_graph_builder& builder, const std::string& name,
               std::span<const lawson_tensor_id> given, std::span<const lawson_attribute> attributes,
               std::span<lawson_tensor_id* const> results) {
+  LAWSON_CHECK(check_count(builder, builder.ops, "ops"));
   LAWSON_TRY(OpRequest request, read_op(builder, name, attributes));
   if (given.size() > kMaxOperands) {
     return invalid("{}{}: {} operands; at most {}", place(builder), name, given.size(),
@@ -242,6 +254,7 @@ Status add_op(lawson_graph_builder& builder, const std::string& name,
   builder.builder.source(builder.source);
   auto added = builder.builder.add(std::move(request.op), inputs, std::move(specs));
   if (!added.ok()) return op_error(builder, name, inputs, added.error().message);
+  ++builder.ops;
   for (std::size_t i = 0; i < results.size(); ++i) {
     if (results[i] != nullptr) *results[i] = give_id(builder, (*added)[i]);
   }
@@ -304,8 +317,13 @@ lawson_status lawson_graph_builder_source(lawson_graph_builder* builder, const c
     LAWSON_CHECK(usable(builder));
     std::string text = source == nullptr ? "" : source;
     if (has_control(text)) return invalid("argument 'source' has control characters");
+    if (!is_utf8(text)) return invalid("argument 'source' is not UTF-8");
     // The end of a long path says more than its beginning; specs hold as much as a name.
-    if (text.size() > kMaxNameBytes) text = "..." + text.substr(text.size() - kMaxNameBytes + 3);
+    if (text.size() > kMaxNameBytes) {
+      std::size_t begin = text.size() - kMaxNameBytes + 3;
+      while ((static_cast<unsigned char>(text[begin]) & 0xC0U) == 0x80U) ++begin;  // in a character
+      text = "..." + text.substr(begin);
+    }
     builder->source = std::move(text);
     return {};
   });
@@ -320,6 +338,7 @@ lawson_status lawson_graph_builder_input(lawson_graph_builder* builder,
     LAWSON_CHECK(require(tensor, "tensor"));
     lawson_graph_input given{};
     LAWSON_CHECK(read_struct(input, given, "lawson_graph_input", kInputPrefixes));
+    LAWSON_CHECK(check_count(*builder, builder->inputs.size(), "inputs"));
     LAWSON_TRY(ir::Tensor read, read_input(*builder, given));
     auto added = builder->builder.input(std::move(read));
     if (!added.ok()) return invalid("{}{}", place(*builder), added.error().message);
@@ -406,6 +425,7 @@ lawson_status lawson_graph_builder_finish(lawson_graph_builder* builder, lawson_
     ir::Builder copy = builder->builder;
     LAWSON_TRY(ir::Graph finished, std::move(copy).finish());
     LAWSON_CHECK(name_outputs(finished, builder->output_names));
+    LAWSON_CHECK(ir::check_size(finished));
     auto handle = std::make_unique<lawson_graph>(lawson_graph{std::move(finished)});
     builder->finished = true;
     *graph = handle.release();

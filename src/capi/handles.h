@@ -118,6 +118,16 @@ inline std::string dump(const Json& document) {
   return document.dump(2, ' ', false, Json::error_handler_t::replace);
 }
 
+// Whether JSON holds the text as it is, so that names read back are those that were given.
+inline bool is_utf8(const std::string& text) {
+  try {
+    static_cast<void>(Json(text).dump());
+    return true;
+  } catch (const Json::exception&) {
+    return false;
+  }
+}
+
 // Fills what a caller knows of a tensor's description.
 Status write_tensor_info(const ir::Tensor& tensor, std::int64_t uid, bool is_input,
                          lawson_tensor_info* info);

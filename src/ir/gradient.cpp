@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "ir/gradient_tape.h"
+#include "ir/json.h"
 #include "ir/simplify.h"
 
 namespace lawson::ir {
@@ -118,6 +119,7 @@ Result<Graph> gradient(const Graph& forward, const std::vector<std::string>& wrt
   LAWSON_TRY(Graph graph, std::move(tape).finish(gradients));
   graph = without_unread_inputs(simplify(graph), forward.input_count);
   LAWSON_CHECK(check(graph));
+  LAWSON_CHECK(check_size(graph));
   return graph;
 }
 

@@ -127,9 +127,15 @@ Result<std::vector<TensorId>> Builder::add(Op op, std::vector<TensorId> inputs,
     }
     const std::size_t next = graph_.tensors.size() + made.size();
     Tensor tensor;
-    tensor.name = results[i].name.empty() ? fmt::format("t{}", next) : std::move(results[i].name);
-    const auto same_name = [&tensor](const Tensor& other) { return other.name == tensor.name; };
-    if (find(tensor.name) || std::any_of(made.begin(), made.end(), same_name)) {
+    const auto is_taken = [&](const std::string& name) {
+      return find(name) || std::any_of(made.begin(), made.end(),
+                                       [&](const Tensor& other) { return other.name == name; });
+    };
+    tensor.name = std::move(results[i].name);
+    if (tensor.name.empty()) {
+      tensor.name = fmt::format("t{}", next);
+      while (is_taken(tensor.name)) tensor.name += '_';
+    } else if (is_taken(tensor.name)) {
       return invalid("the name '{}' is used twice", tensor.name);
     }
     tensor.dtype = i > 0 && results[i].dtype ? *results[i].dtype : inferred[i].dtype;

@@ -22,8 +22,6 @@ Result<std::optional<DType>> read_dtype(ObjectReader& reader, const std::string&
   return dtype_from_string(name);
 }
 
-constexpr std::size_t kMaxNameBytes = 256;
-
 Result<std::string> read_name(ObjectReader& reader, const std::string& field) {
   LAWSON_TRY(std::string name, reader.string(field));
   if (name.size() > kMaxNameBytes) {
@@ -99,6 +97,8 @@ Status read_rule(ObjectReader& reader, AttentionRule& rule) {
   return {};
 }
 
+constexpr double kExactIntegers = 0x1p53;  // less than this a double holds every one
+
 // The one attribute of an activation, or of its gradient.
 const char* parameter_name(UnaryKind kind) {
   if (kind == UnaryKind::leaky_relu) return "slope";
@@ -152,6 +152,13 @@ Status read_attributes(ObjectReader& reader, Op& op) {
                           if (!reader.has("value"))
                             return reader.fail("value", "missing; expected a number");
                           LAWSON_TRY(c.value, reader.number_or("value", 0));
+                          // A double holds it: another integer would be a wrong number.
+                          const Json& given = *reader.find("value");
+                          if (given.is_number_integer() && std::fabs(c.value) >= kExactIntegers) {
+                            return reader.fail_value("value", given,
+                                                     "an integer of less than 2^53, or a number "
+                                                     "with a point");
+                          }
                           return {};
                         },
                         [&](Broadcast& b) -> Status {
@@ -394,6 +401,23 @@ Json names_of(const Graph& graph, const std::vector<TensorId>& ids,
 
 }  // namespace
 
+Status check_size(const Graph& graph) {
+  const std::pair<const char*, std::size_t> counts[] = {
+      {"inputs", static_cast<std::size_t>(graph.input_count)},
+      {"ops", graph.nodes.size()},
+      {"outputs", static_cast<std::size_t>(graph.output_count)}};
+  for (const auto& [what, count] : counts) {
+    if (count <= kMaxEntries) continue;
+    return invalid("graph '{}' has {} {}; at most {}", graph.name, count, what, kMaxEntries);
+  }
+  for (const Tensor& tensor : graph.tensors) {
+    if (tensor.name.size() <= kMaxNameBytes) continue;
+    return invalid("graph '{}': the name '{}...' of a tensor has {} bytes; at most {}", graph.name,
+                   tensor.name.substr(0, 60), tensor.name.size(), kMaxNameBytes);
+  }
+  return {};
+}
+
 Result<Op> op_from_json(const std::string& name, ObjectReader& reader) {
   std::optional<Op> op = op_from_name(name);
   if (!op) {
@@ -422,8 +446,8 @@ Result<Graph> graph_from_json(const Json& document, const std::string& source) {
     const Json* value = reader.find(field);
     if (value == nullptr) return &empty;
     if (!value->is_array()) return reader.fail_value(field, *value, "a list");
-    if (value->size() > 4096) {
-      return reader.fail(field, fmt::format("{} entries; at most 4096", value->size()));
+    if (value->size() > kMaxEntries) {
+      return reader.fail(field, fmt::format("{} entries; at most {}", value->size(), kMaxEntries));
     }
     return value;
   };

@@ -8,6 +8,13 @@
 
 namespace lawson::ir {
 
+// What a document holds at most: bytes of a name; inputs, ops and outputs.
+inline constexpr std::size_t kMaxNameBytes = 256;
+inline constexpr std::size_t kMaxEntries = 4096;
+
+// Whether its document would be read back: plans carry their graph as one.
+Status check_size(const Graph& graph);
+
 // `source` names the document in messages. Unknown fields, wrong types, impossible shapes are
 // errors that name field, value and what was allowed.
 Result<Graph> graph_from_json(const Json& document, const std::string& source);

@@ -263,6 +263,52 @@ TEST(Fused, TensorsLiveInTheirTrace) {
   EXPECT_ERROR((gives.graph({{f32, {4}}})), LAWSON_INVALID_ARGUMENT, "an output must be computed");
 }
 
+// What a shape was is known while ops are added, whatever the trace does meanwhile.
+TEST(Fused, ShapesOutliveTheOpsAfterThem) {
+  const auto fused = lawson::fuse(
+      [](Tensor x, Tensor b) {
+        const auto& shape = x.shape();
+        Tensor sum = b;
+        for (int i = 0; i < 64; ++i) sum = sum + 1;
+        return lawson::broadcast(sum, shape) + lawson::broadcast(lawson::exp(b), x.shape());
+      },
+      on_cpu());
+  Floats<6> x;
+  Floats<1> b;
+  Floats<6> y;
+  fused({{x.data(), {2, 3}}, {b.data(), {1}}}, {{y.data(), {2, 3}}});
+  EXPECT_EQ(y.values[5], 65.0F);
+}
+
+TEST(Fused, NumbersBesideIntegersAreExactOrRefused) {
+  const auto plus = [](auto number) {
+    return lawson::fuse([number](Tensor x) { return x + number; }, on_cpu());
+  };
+  alignas(16) std::array<std::int64_t, 2> x{1, -2};
+  alignas(16) std::array<std::int64_t, 2> y{};
+  plus(std::int64_t{3'000'000'000})({{x.data(), {2}}}, {{y.data(), {2}}});
+  EXPECT_EQ(y[0], 3'000'000'001);
+  plus(-3e12)({{x.data(), {2}}}, {{y.data(), {2}}});
+  EXPECT_EQ(y[1], -3'000'000'000'002);
+  EXPECT_ERROR((plus(std::int64_t{9'007'199'254'740'993}).graph({{i64, {2}}})),
+               LAWSON_INVALID_ARGUMENT, "9007199254740993", "2^53");
+}
+
+TEST(Fused, InputsMayHaveAnyNameAndBeNone) {
+  FuseOptions options = on_cpu();
+  options.inputs = {"t1", "t2"};
+  const auto sum = lawson::fuse([](Tensor a, Tensor b) { return lawson::relu(a) + b; }, options);
+  const auto plan = sum.plan({{f32, {4}}, {f32, {4}}});
+  EXPECT_EQ(plan->graph().tensors()[0].name, "t1");
+  EXPECT_EQ(plan->engine(), "cpu");
+  const auto count = lawson::fuse([] { return lawson::iota({4}, 0) * 2; }, on_cpu());
+  alignas(16) std::array<std::int32_t, 4> y{};
+  count({}, {{y.data(), {4}}});
+  EXPECT_EQ(y[3], 6);
+  const auto low = lawson::fuse([](Tensor x) { return lawson::reduce_sum(x, {-3}); }, on_cpu());
+  EXPECT_ERROR((low.graph({{f32, {4, 4}}})), LAWSON_INVALID_ARGUMENT, "axis -3", "rank 2");
+}
+
 // What a function does may change: each distinct trace has its own plan, and old ones come back.
 TEST(Fused, AFunctionThatChangesIsTracedAgain) {
   double factor = 1;
@@ -689,6 +735,80 @@ TEST_F(Builder, InputsAndOutputsAreChecked) {
   lawson_graph* graph = nullptr;
   EXPECT_EQ(lawson_graph_builder_finish(builder_, &graph), LAWSON_INVALID_ARGUMENT);
   EXPECT_TRUE(says("an input has this name"));
+}
+
+TEST_F(Builder, NamesAreUtf8) {
+  lawson_graph_builder* other = nullptr;
+  EXPECT_EQ(lawson_graph_builder_create("\xC0", &other), LAWSON_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("UTF-8"));
+  lawson_graph_input given{};
+  given.struct_size = sizeof(given);
+  given.dtype = LAWSON_DTYPE_F32;
+  given.name = "\xFF";
+  lawson_tensor_id id = LAWSON_NO_TENSOR;
+  EXPECT_EQ(lawson_graph_builder_input(builder_, &given, &id), LAWSON_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("UTF-8"));
+  EXPECT_EQ(lawson_graph_builder_source(builder_, "\xE2\x82"), LAWSON_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("UTF-8"));
+  // A long path is cut between characters.
+  for (std::size_t extra = 0; extra < 3; ++extra) {
+    std::string path(extra, 'a');
+    for (int i = 0; i < 100; ++i) path += "\xE2\x82\xAC";
+    ASSERT_EQ(lawson_graph_builder_source(builder_, (path + ".c:1").c_str()), LAWSON_OK);
+    ASSERT_EQ(op("neg", {input(LAWSON_DTYPE_F32, {4})}), LAWSON_OK);
+    ASSERT_EQ(lawson_graph_builder_output(builder_, result_, nullptr), LAWSON_OK);
+  }
+  lawson_graph* graph = nullptr;
+  ASSERT_EQ(lawson_graph_builder_finish(builder_, &graph), LAWSON_OK);
+  const char* const engines[] = {"cpu"};
+  const lawson_fuse_options options{sizeof(options), 0, engines, 1, nullptr, nullptr};
+  lawson_fusion* fusion = nullptr;
+  EXPECT_EQ(lawson_fuse(graph, nullptr, &options, &fusion), LAWSON_OK)
+      << lawson_last_error_message();
+  lawson_fusion_destroy(fusion);
+  lawson_graph_destroy(graph);
+}
+
+// A plan carries its graph as a document, which holds so much.
+TEST_F(Builder, AGraphIsNoLargerThanADocument) {
+  auto last = input(LAWSON_DTYPE_F32, {4}, "x");
+  for (int i = 0; i < 4096; ++i) {
+    ASSERT_EQ(op("sin", {last}), LAWSON_OK);
+    last = result_;
+  }
+  EXPECT_EQ(op("sin", {last}), LAWSON_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("4096 ops"));
+  ASSERT_EQ(lawson_graph_builder_output(builder_, last, nullptr), LAWSON_OK);
+}
+
+TEST_F(Builder, AGradientIsNoLargerEither) {
+  auto last = input(LAWSON_DTYPE_F32, {4}, "x");
+  for (int i = 0; i < 1400; ++i) {
+    ASSERT_EQ(op("sin", {last}), LAWSON_OK);
+    last = result_;
+  }
+  ASSERT_EQ(lawson_graph_builder_output(builder_, last, nullptr), LAWSON_OK);
+  lawson_graph* graph = nullptr;
+  ASSERT_EQ(lawson_graph_builder_finish(builder_, &graph), LAWSON_OK);
+  const char* const wrt[] = {"x"};
+  lawson_graph* backward = nullptr;
+  EXPECT_EQ(lawson_graph_gradient(graph, wrt, 1, &backward), LAWSON_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("at most 4096"));
+  EXPECT_EQ(backward, nullptr);
+  lawson_graph_destroy(graph);
+}
+
+TEST_F(Builder, GradientsOfLongNames) {
+  const std::string name(255, 'x');
+  ASSERT_EQ(op("sin", {input(LAWSON_DTYPE_F32, {4}, name.c_str())}), LAWSON_OK);
+  ASSERT_EQ(lawson_graph_builder_output(builder_, result_, nullptr), LAWSON_OK);
+  lawson_graph* graph = nullptr;
+  ASSERT_EQ(lawson_graph_builder_finish(builder_, &graph), LAWSON_OK);
+  const char* const wrt[] = {name.c_str()};
+  lawson_graph* backward = nullptr;
+  EXPECT_EQ(lawson_graph_gradient(graph, wrt, 1, &backward), LAWSON_INVALID_ARGUMENT);
+  EXPECT_TRUE(says("257 bytes; at most 256"));
+  lawson_graph_destroy(graph);
 }
 
 TEST_F(Builder, OptionalSlotsAndResults) {

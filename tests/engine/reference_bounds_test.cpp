@@ -1,6 +1,7 @@
 // The error bounds against engines that are right and engines that are not.
 #include <functional>
 
+#include "ir/json.h"
 #include "reference_bench.h"
 
 namespace lawson {
@@ -23,6 +24,28 @@ TEST(ReferenceBounds, ItsOwnResultsAreWithinThem) {
   };
   check(cases::attention_cases(100, 15));
   check(cases::fusion_cases(100, 60));
+}
+
+// f8e8m0 has neither zero nor negative numbers: they are NaN, and what may be on either side of
+// zero is not judged.
+TEST(ReferenceBounds, OfWhatF8e8m0CannotHold) {
+  auto engine = make_reference_engine();
+  for (const char* op : {R"({"op": "convert", "in": ["x"], "out": "y", "dtype": "f8e8m0"})",
+                         R"({"op": "sin", "in": ["x"], "out": "y", "dtype": "f8e8m0"})"}) {
+    const Json document = {
+        {"lawson", 1},
+        {"kind", "graph"},
+        {"inputs",
+         {{{"name", "x"}, {"dtype", "f32"}, {"shape", {5}}, {"values", {-4, 3, 0, 3e-39, 1e30}}}}},
+        {"ops", {Json::parse(op)}},
+        {"outputs", {"y"}}};
+    const auto graph = ir::graph_from_json(document, "test");
+    ASSERT_TRUE(graph.ok()) << graph.error().message;
+    const auto result = cases::judge(*engine, cpu_device(), *graph, *engine, {});
+    ASSERT_TRUE(result.ok()) << result.error().message;
+    EXPECT_TRUE(result->comparison.ok()) << op << ": " << result->comparison.text();
+    EXPECT_LE(result->comparison.outputs[0].unjudged, 3U);
+  }
 }
 
 // A plain f32 engine for tests: attention forward with f32 accumulation and stored probabilities.

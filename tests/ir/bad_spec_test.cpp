@@ -232,6 +232,20 @@ TEST(BadSpec, NumbersThatAreNone) {
   }
 }
 
+// Integers that a double does not hold would be other numbers.
+TEST(BadSpec, ConstantsAreExact) {
+  Json document = kGraph;
+  const auto set = [&](const Json& value) {
+    document["ops"] = {{{"op", "constant"}, {"value", value}, {"dtype", "i64"}, {"out", "y"}}};
+    return refusal(document);
+  };
+  expect_parts(set(std::int64_t{9'007'199'254'740'993}),
+               {"'ops[0].value'", "9007199254740993", "2^53"});
+  expect_parts(set(INT64_MIN), {"'ops[0].value'", "2^53"});
+  EXPECT_EQ(set(std::int64_t{9'007'199'254'740'991}), "accepted");
+  EXPECT_EQ(set(0x1p60), "accepted");
+}
+
 TEST(BadSpec, TooManyEntries) {
   Json document = kGraph;
   Json& list = document["ops"];

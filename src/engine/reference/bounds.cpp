@@ -456,7 +456,10 @@ double rounding_error(DType dtype, double v, double e, const Arithmetic& arithme
   }
   if (!std::isfinite(reach)) return e;
   if (e == 0 && round_to(dtype, v) == v) return 0;
-  if (!std::isfinite(round_to(dtype, reach))) return kInfinity;
+  // f8e8m0 has neither zero nor negative numbers.
+  for (const double end : {v - e, v + e}) {
+    if (!std::isfinite(round_to(dtype, end))) return kInfinity;
+  }
   double floor = smallest_subnormal(dtype) / 2;
   if (dtype == DType::f32 || dtype == DType::bf16) {
     floor = std::max(floor, flush_floor(arithmetic));
@@ -492,7 +495,8 @@ void round_output(Array& array, const Arithmetic& arithmetic) {
       const double stored = round_to(array.dtype, v);
       const bool overflows = std::isinf(low) && low == high;
       const bool saturates = std::isfinite(stored) && std::fabs(v) > max_finite(array.dtype);
-      if (overflows || (saturates && low == high)) {
+      const bool has_no_form = std::isnan(high);  // of f8e8m0: not above zero
+      if (overflows || has_no_form || (saturates && low == high)) {
         v = stored;
         e = 0;
         continue;
