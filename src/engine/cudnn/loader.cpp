@@ -1,6 +1,7 @@
 #include "engine/cudnn/loader.h"
 
 #include <dlfcn.h>
+#include <elf.h>
 #include <link.h>
 #include <pthread.h>
 
@@ -33,6 +34,49 @@ std::recursive_mutex& opening() {
 void* open_file(const char* file, int flags) {
   const std::lock_guard lock{opening()};
   return ::dlopen(file, flags);
+}
+
+constexpr auto kOwnMachine =
+#if defined(__aarch64__)
+    EM_AARCH64;
+#else
+    EM_X86_64;
+#endif
+
+// What the dynamic loader does not survive (it waits for a FIFO's writer, and a file that was cut
+// short ends the process when a page behind its end is touched), or tells in other words.
+Status check_file(const std::string& path) {
+  const auto bad = [&](const std::string& why) {
+    return error(ErrorKind::unavailable, "{} {}", path, why);
+  };
+  std::error_code code;
+  if (!fs::is_regular_file(path, code)) return bad("is not a regular file");
+  const std::uintmax_t size = fs::file_size(path, code);
+  std::ifstream file{path, std::ios::binary};
+  Elf64_Ehdr header{};
+  const bool is_elf = file.read(reinterpret_cast<char*>(&header), sizeof(header)) &&
+                      std::string_view{reinterpret_cast<const char*>(header.e_ident), SELFMAG} ==
+                          std::string_view{ELFMAG, SELFMAG} &&
+                      header.e_ident[EI_CLASS] == ELFCLASS64 &&
+                      header.e_phentsize == sizeof(Elf64_Phdr);
+  if (!is_elf) return bad("is not a library for this machine");
+  if (header.e_machine != kOwnMachine) {
+    return bad(fmt::format("is a library for another machine (ELF machine {})", header.e_machine));
+  }
+  std::vector<Elf64_Phdr> segments(header.e_phnum);
+  file.seekg(static_cast<std::streamoff>(header.e_phoff));
+  if (!file.read(reinterpret_cast<char*>(segments.data()),
+                 static_cast<std::streamsize>(segments.size() * sizeof(Elf64_Phdr)))) {
+    return bad("is truncated");
+  }
+  for (const Elf64_Phdr& segment : segments) {
+    if (segment.p_type != PT_LOAD) continue;
+    if (segment.p_filesz > size || segment.p_offset > size - segment.p_filesz) {
+      return bad(fmt::format("is truncated: it has {} bytes of at least {}", size,
+                             segment.p_offset + segment.p_filesz));
+    }
+  }
+  return {};
 }
 
 struct Place {
@@ -210,6 +254,10 @@ Result<Library> open_override(const Wanted& wanted, const std::string& value) {
           wanted.variable, value, file, loaded, wanted.title, wanted.variable);
     }
   }
+  if (const Status usable = check_file(file); !usable.ok()) {
+    return error(ErrorKind::unavailable, "{}={}: cannot load it: {}", wanted.variable, value,
+                 usable.error().message);
+  }
   void* handle = open_file(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     return error(ErrorKind::unavailable, "{}={}: cannot load it: {}", wanted.variable, value,
@@ -240,11 +288,11 @@ Result<Library> open_library(const Wanted& wanted) {
       searched += (searched.empty() ? "" : ", ") + place.folder;
       continue;
     }
-    if (void* handle = open_file(file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
-      return Library{path_of(handle, file), "", place.rule, handle};
-    }
+    const Status usable = check_file(file);
+    void* handle = usable.ok() ? open_file(file.c_str(), RTLD_NOW | RTLD_LOCAL) : nullptr;
+    if (handle != nullptr) return Library{path_of(handle, file), "", place.rule, handle};
     searched += fmt::format("{}{} (cannot load it: {})", searched.empty() ? "" : ", ", file,
-                            loader_message());
+                            usable.ok() ? loader_message() : usable.error().message);
   }
   if (void* handle = open_file(wanted.file.c_str(), RTLD_NOW | RTLD_LOCAL)) {
     return Library{path_of(handle, wanted.file), "", "system", handle};

@@ -3,6 +3,7 @@
 
 #include <dlfcn.h>
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -84,6 +85,37 @@ TEST(Loader, OverrideThatIsNoLibrary) {
   // A library, but not cuDNN.
   const std::string other = load_with(kA + "/libcudnn_ops.so.9");
   EXPECT_NE(other.find("is not what it seems"), std::string::npos) << other;
+}
+
+// What the dynamic loader waits for, dies of, or calls "No such file or directory".
+TEST(Loader, OverrideThatIsDamaged) {
+  namespace fs = std::filesystem;
+  const fs::path folder = fs::path{::testing::TempDir()} / fmt::format("damaged-{}", getpid());
+  fs::create_directories(folder);
+  const std::string file = folder / "libcudnn.so.9";
+  const auto says = [&](const std::string& part) {
+    const std::string said = load_with(folder);
+    EXPECT_EQ(said.find("unavailable: LAWSON_CUDNN=" + folder.string()), 0U) << said;
+    EXPECT_NE(said.find(file + " " + part), std::string::npos) << said;
+  };
+  ASSERT_EQ(mkfifo(file.c_str(), 0600), 0);
+  says("is not a regular file");
+  fs::remove(file);
+  fs::create_directory(file);
+  says("is not a regular file");
+  fs::remove(file);
+  fs::copy_file(kA + "/libcudnn.so.9", file);
+  std::fstream{file, std::ios::in | std::ios::out | std::ios::binary}.seekp(18).put(8);  // MIPS
+  says("is a library for another machine (ELF machine 8)");
+  fs::remove(file);
+  fs::copy_file(kA + "/libcudnn.so.9", file);
+  for (const std::uintmax_t size : {4096U, 1000U, 100U}) {
+    fs::resize_file(file, size);
+    says("is truncated");
+  }
+  fs::resize_file(file, 0);
+  says("is not a library for this machine");
+  fs::remove_all(folder);
 }
 
 TEST(Loader, OldVersionNamesFileAndVersion) {
