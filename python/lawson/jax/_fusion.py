@@ -1,0 +1,385 @@
+"""``fusion``: a marked function becomes one kernel, in every way that JAX calls it, or an error."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import inspect as _inspect
+import json
+import re
+import threading
+import types
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.export
+import numpy as np
+
+from lawson import _core
+from lawson._errors import InvalidArgumentError
+from lawson.jax import _jax, _runtime
+from lawson.jax._fusion_primitive import Kernel, bind, compiled
+from lawson.jax._fusion_program import Program, Settings, traced
+
+_POLICIES = ("require", "allow")
+_TUNINGS = ("off", "quick", "exhaustive")
+_ENGINES = ("cudnn", "cpu", "reference")
+_KEPT = 256  # signatures of one fusion
+
+# What `jax.export.export(..., disabled_checks=export_checks)` needs: the targets of Lawson's calls,
+# whose attributes are read by all later versions of the library.
+export_checks = [
+    jax.export.DisabledSafetyCheck.custom_call(target)
+    for target in (_runtime.PLAN_TARGET, _runtime.FORWARD_TARGET, _runtime.BACKWARD_TARGET)
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Traced:
+    program: Program
+    arrays: tuple[Any, ...]  # that the function closes over: its program's first operands
+    out_tree: Any
+
+
+class Fusion:
+    """A marked function. Call it like the function; see ``fusion``."""
+
+    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+        if not callable(function):
+            raise TypeError(f"fusion: {function!r} is not callable")
+        self._function = function
+        self._settings = settings
+        self._lock = threading.Lock()
+        self._traced: collections.OrderedDict[Hashable, _Traced] = collections.OrderedDict()
+        functools.update_wrapper(self, _innermost(function), updated=())
+        self.__wrapped__ = function
+        self.__name__ = name_of(function)
+
+    def __repr__(self) -> str:
+        return f"<lawson fusion '{self.__name__}'>"
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        return self if instance is None else types.MethodType(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        made, operands = self.trace(args, kwargs)
+        results = bind(made.program, *operands) if made.program.out_avals else []
+        return jax.tree.unflatten(made.out_tree, results)
+
+    def trace(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[_Traced, list[Any]]:
+        """The program for these arguments, and its operands."""
+        leaves, tree = jax.tree.flatten((tuple(args), dict(kwargs)))
+        paths = jax.tree_util.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]
+        labels = [self._label(path) for path, _ in paths]
+        fixed: dict[int, Any] = {}
+        operands, avals, names = [], [], []
+        for i, (leaf, label, (path, _)) in enumerate(zip(leaves, labels, paths)):
+            is_keyword = path[0].idx == 1
+            if is_array(leaf) or (not is_keyword and isinstance(leaf, (bool, int, float))):
+                operands.append(leaf)
+                avals.append(_jax.plain(jax.typeof(leaf)))
+                names.append(label)
+            elif is_keyword:
+                fixed[i] = leaf
+            else:
+                raise InvalidArgumentError(
+                    f"fusion '{self.__name__}': argument {label} is {type(leaf).__name__}, which is "
+                    "no array; a setting of the function is given as keyword, or bound with "
+                    "functools.partial"
+                )
+        made = self._program(tree, fixed, avals, names)
+        return made, [*made.arrays, *operands]
+
+    def _program(
+        self, tree: Any, fixed: dict[int, Any], avals: list[Any], names: list[str]
+    ) -> _Traced:
+        key: Hashable = (tree, tuple(fixed.items()), tuple(avals), _jax.trace_context())
+        try:
+            hash(key)
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"fusion '{self.__name__}': keywords that are no arrays must be hashable: {error}"
+            ) from error
+        with self._lock:
+            found = self._traced.get(key)
+            if found is not None:
+                self._traced.move_to_end(key)
+                return found
+        made = self._trace(tree, fixed, avals, names)
+        if any(_jax.is_tracer(a) for a in made.arrays):
+            return made  # of an outer trace, which ends
+        with self._lock:
+            made = self._traced.setdefault(key, made)
+            while len(self._traced) > _KEPT:
+                self._traced.popitem(last=False)
+        return made
+
+    def _trace(
+        self, tree: Any, fixed: dict[int, Any], avals: list[Any], names: list[str]
+    ) -> _Traced:
+        out_tree: Any = None
+
+        def flat(*operands: Any) -> list[Any]:
+            nonlocal out_tree
+            given = iter(operands)
+            count = len(operands) + len(fixed)
+            leaves = [fixed[i] if i in fixed else next(given) for i in range(count)]
+            args, kwargs = jax.tree.unflatten(tree, leaves)
+            results, out_tree = jax.tree.flatten(self._function(*args, **kwargs))
+            return results
+
+        jaxpr, arrays = traced(flat, avals)
+        labels = [f"captured{i}" for i in range(len(arrays))] + names
+        program = Program(jaxpr, self.__name__, labels, self._settings)
+        if program.out_avals:
+            _ = program.trace  # ops outside of the set are refused where the function is called
+        return _Traced(program, tuple(arrays), out_tree)
+
+    def _label(self, path: Sequence[Any]) -> str:
+        """``x``, ``params.w``: the parameter of the function, and the way to the leaf."""
+        group, first, *rest = path
+        if group.idx == 0:
+            names = _parameter_names(self._function)
+            name = names[first.idx] if first.idx < len(names) else f"x{first.idx}"
+        else:
+            name = str(first.key)
+        return re.sub(r"[^\w.]+", ".", name + jax.tree_util.keystr(tuple(rest))).strip(".")[:200]
+
+
+def fusion(
+    function: Callable[..., Any] | None = None,
+    *,
+    policy: str | None = None,
+    tuning: str = "off",
+    engines: Sequence[str] | str | None = None,
+    target: str | None = None,
+    deterministic: bool = False,
+    workspace_limit: int | None = None,
+    deadline_ms: float = 0.0,
+    strict: bool = False,
+    definition: bool = False,
+) -> Any:
+    """Marks a function: it becomes one kernel, or an error that says why not.
+
+    ``@fusion`` and ``@fusion(engines=["cpu"])`` both work. Positional arguments are pytrees of
+    arrays and numbers; keywords that are no arrays are settings of the function, and hashable.
+    Like ``jit``, the function is traced once for each signature. Its gradient is Lawson's too: as
+    few kernels as the engine takes, under the same policy.
+
+    Args:
+      function: of arrays and pytrees of arrays; all of ``docs/jax.md``'s ops.
+      policy: "require": one engine builds it, or it is an error. "allow": ``engines`` in order, of
+        those that run on the platform. None: LAWSON_POLICY of the environment, else "require".
+      tuning: "off", "quick" or "exhaustive": docs/fusion.md.
+      engines: names, or one: "cudnn", "cpu", "reference". None: LAWSON_ENGINE of the environment,
+        else "cudnn". The CPU is used only when it is named here or there.
+      target: a GPU that need not be here ("h200"): the program that is lowered, or exported, has
+        the plan for it.
+      deterministic: the same bits every time.
+      workspace_limit: bytes; None: no limit.
+      deadline_ms: for building and tuning; 0: none.
+      strict: intermediate results are rounded exactly as written; otherwise an engine may keep more
+        bits.
+      definition: the lowered call also carries the function as StableHLO, as its called
+        computation. For reading; XLA spends time on compiling it.
+
+    Raises:
+      UnsupportedError: where it is called: an op outside the set, with the line of code. When it is
+        lowered: it does not fuse, with every reason and the nearest supported form; a platform
+        without the engine, with how to name another one.
+      UnavailableError: no GPU, or no cuDNN.
+      InvalidArgumentError: a setting that is none, or an argument that is no array.
+    """
+    settings = Settings(
+        policy=policy,
+        tuning=tuning,
+        engines=_names(engines),
+        target=target,
+        deterministic=bool(deterministic),
+        workspace_limit=workspace_limit,
+        deadline_ms=float(deadline_ms),
+        strict=bool(strict),
+        definition=bool(definition),
+    )
+    _check(settings)
+    if function is None:
+        return lambda f: Fusion(f, settings)
+    return Fusion(function, settings)
+
+
+def cudnn_fusion(function: Callable[..., Any]) -> Any:
+    """A drop-in for JAX's internal decorator of this name: one cuDNN kernel, or an error.
+
+    ``fusion(function, definition=True)``: the lowered module has the function's StableHLO as the
+    called computation, as that decorator's has. (LAWSON_ENGINE of the environment may name another
+    engine; nothing else does.)
+    """
+    return fusion(function, definition=True)
+
+
+def _names(engines: Sequence[str] | str | None) -> tuple[str, ...] | None:
+    if engines is None:
+        return None
+    return (engines,) if isinstance(engines, str) else tuple(engines)
+
+
+def _check(settings: Settings) -> None:
+    def expect(field: str, value: Any, allowed: Sequence[str]) -> None:
+        if value not in allowed:
+            raise InvalidArgumentError(
+                f"{field}: {value!r} is not allowed; expected one of {', '.join(allowed)}"
+            )
+
+    if settings.policy is not None:
+        expect("policy", settings.policy, _POLICIES)
+    expect("tuning", settings.tuning, _TUNINGS)
+    if settings.engines == ():
+        raise InvalidArgumentError("engines: an empty list; None is for the default")
+    for name in settings.engines or ():
+        expect("engines", name, _ENGINES)
+    if settings.workspace_limit is not None and settings.workspace_limit < 0:
+        raise InvalidArgumentError(
+            f"workspace_limit: {settings.workspace_limit} is negative; None is for no limit"
+        )
+    if settings.target is not None:
+        _core.Device(settings.target)
+
+
+def is_array(leaf: Any) -> bool:
+    """An array, a tracer of one, or a number of NumPy's."""
+    return isinstance(leaf, (jax.Array, np.ndarray, np.generic)) or _jax.is_tracer(leaf)
+
+
+def _innermost(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def name_of(function: Any) -> str:
+    """Of a function, of what a ``functools.partial`` binds, or of the class of a callable."""
+    function = _innermost(function)
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return re.sub(r"\W+", "_", str(name)).strip("_") or "fusion"
+
+
+@functools.lru_cache(maxsize=1024)
+def _parameters(function: Any) -> tuple[str, ...]:
+    kinds = (_inspect.Parameter.POSITIONAL_ONLY, _inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    try:
+        parameters = _inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in parameters if p.kind in kinds)
+
+
+def _parameter_names(function: Any) -> tuple[str, ...]:
+    try:
+        return _parameters(function)
+    except TypeError:  # not hashable
+        return _parameters.__wrapped__(function)
+
+
+# ---- inspection --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True)
+class Inspection:
+    """What runs when a fusion is called with these arguments.
+
+    ``graph``, ``verdict``, ``plan_id``, ``key``, ``engine`` and ``plan`` are those of the one
+    kernel; of several (a gradient) they are those of the first, and ``kernels`` has them all.
+    """
+
+    name: str
+    platform: str
+    kernels: tuple[Kernel, ...]
+
+    @property
+    def plan(self) -> _core.Plan:
+        return self.kernels[0].plan
+
+    @property
+    def plan_id(self) -> str:
+        return self.plan.id
+
+    @property
+    def plan_ids(self) -> tuple[str, ...]:
+        return tuple(k.plan.id for k in self.kernels)
+
+    @property
+    def key(self) -> str:
+        return self.plan.key
+
+    @property
+    def engine(self) -> str:
+        return self.plan.engine
+
+    @property
+    def graph(self) -> _core.Graph:
+        """As it was traced; ``.print()`` shows it."""
+        return self.kernels[0].graph
+
+    @property
+    def verdict(self) -> _core.Verdict | None:
+        """None for a target that is not here."""
+        return self.kernels[0].verdict
+
+    @property
+    def workspace_bytes(self) -> int:
+        return max(k.plan.workspace_size for k in self.kernels)
+
+    def json(self) -> str:
+        """Policy, engines, what was tried before, verdict and graph of each kernel."""
+        found = [json.loads(k.chosen) if k.chosen else {"plan_id": k.plan.id} for k in self.kernels]
+        return json.dumps({"name": self.name, "platform": self.platform, "kernels": found})
+
+    def __str__(self) -> str:
+        lines = [f"{self.name} on {self.platform}:"]
+        for item in self.kernels:
+            lines.append(f"plan {item.plan.id} of engine {item.plan.engine} for {item.plan.target}")
+            lines.append(item.graph.print().rstrip())
+        return "\n".join(lines)
+
+
+def inspect(function: Callable[..., Any], *, platform: str | None = None) -> Callable[..., Any]:
+    """``inspect(f)(*args)``: what runs for these arguments (arrays, or ``jax.ShapeDtypeStruct``).
+
+    Of a fusion: its ``Inspection``, the very plan that a call runs. Of any other function, such as
+    ``jax.grad`` of one that calls fusions: a tuple of one ``Inspection`` for each fusion in it, in
+    the order of the program.
+
+    Args:
+      function: a fusion, or a function that calls some.
+      platform: "cuda" or "cpu"; None: where JAX would run it.
+
+    Raises what lowering raises.
+    """
+
+    @functools.wraps(_innermost(function), updated=())
+    def inspected(*args: Any, **kwargs: Any) -> Any:
+        where = platform or {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+        found = []
+        jaxpr = jax.make_jaxpr(functools.partial(function, **kwargs))(*args)
+        for program in programs_in(jaxpr):
+            code = compiled(program, where)
+            kernels = () if code is None else code.kernels
+            found.append(Inspection(program.name, where, kernels))
+        return found[0] if isinstance(function, Fusion) and found else tuple(found)
+
+    return inspected
+
+
+def programs_in(jaxpr: Any) -> Iterator[Program]:
+    """Of every fusion in a jaxpr and in what it calls."""
+    for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
+        program = eqn.params.get("program")
+        if isinstance(program, Program):
+            yield program
+            continue
+        for value in eqn.params.values():
+            for item in value if isinstance(value, (tuple, list)) else (value,):
+                if _jax.is_jaxpr(item):
+                    yield from programs_in(item)

@@ -1,0 +1,371 @@
+"""The primitive of fusions: what JAX's transformations do with it, and what it becomes.
+
+``fusion_p`` carries a ``Program``. ``vmap`` and differentiation bind it again with a program that is
+derived from it. Lowering judges and builds the plan for the platform, and emits one call of Lawson's
+XLA target with it (several for a gradient that is several kernels). In a program for several devices
+that call is under ``custom_partitioning``: ``run_p`` is what one device runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import jax
+from jax.experimental.custom_partitioning import (
+    ArrayMapping,
+    SdyShardingRule,
+    custom_partitioning,
+)
+from jax.sharding import NamedSharding, PartitionSpec
+
+from lawson import _core
+from lawson._errors import UnsupportedError
+from lawson.jax import _jax, _runtime
+from lawson.jax._fusion_partition import Factors, factors_of, shard
+from lawson.jax._fusion_program import Program, Settings
+from lawson.jax._fusion_shapes import types_of
+from lawson.jax._fusion_split import parts
+from lawson.jax._trace_values import numpy_dtype
+
+_HOST_ENGINES = ("cpu", "reference")
+
+
+# ---- plans -------------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Kernel:
+    """One plan, and the graph that it is of.
+
+    ``chosen``: how it was chosen, as JSON; None for a target that is not here.
+    """
+
+    document: dict[str, Any]
+    graph: _core.Graph
+    plan: _core.Plan
+    verdict: _core.Verdict | None
+    options: _core.Options
+    chosen: str | None
+
+    @property
+    def inputs(self) -> list[str]:
+        return [item["name"] for item in self.document["inputs"]]
+
+    @property
+    def outputs(self) -> list[str]:
+        return list(self.document["outputs"])
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Compiled:
+    """A graph as kernels, in the order in which they run; ``inputs`` and ``outputs`` are names."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    kernels: tuple[Kernel, ...]
+    results: tuple[Any, ...]  # avals
+
+
+def compiled(program: Program, platform: str) -> Compiled | None:
+    """The kernels of a program; None where it computes nothing.
+
+    Raises ``UnsupportedError`` (with every reason), ``UnavailableError``.
+    """
+    document = program.trace.document
+    if document is None:
+        return None
+    # What the environment says is asked again when it changes.
+    names = ("LAWSON_ENGINE", "LAWSON_POLICY")
+    key = ("compiled", platform, *(os.environ.get(name) for name in names))
+    return program.once(key, lambda: _compiled(program, document, platform))
+
+
+def _compiled(program: Program, document: dict[str, Any], platform: str) -> Compiled:
+    builds = functools.partial(kernel, program, platform)
+    kernels = parts(document, builds) if program.is_derived else [builds(document)]
+    types = types_of(document)
+    results = tuple(
+        jax.ShapeDtypeStruct(types[n].shape, numpy_dtype(types[n].dtype))
+        for n in document["outputs"]
+    )
+    return Compiled(
+        program.name,
+        tuple(item["name"] for item in document["inputs"]),
+        tuple(document["outputs"]),
+        tuple(kernels),
+        results,
+    )
+
+
+def kernel(program: Program, platform: str, document: dict[str, Any]) -> Kernel:
+    """The plan of one graph on ``platform``, as the settings of the program say."""
+    settings = program.settings
+    device, engines = place(settings, platform)
+    graph = _core.Graph.from_json(json.dumps(document), program.name)
+    limit = -1 if settings.workspace_limit is None else settings.workspace_limit
+    options = _core.Options(
+        workspace_limit=limit,
+        deterministic=settings.deterministic,
+        deadline_ms=settings.deadline_ms,
+        tuning=settings.tuning,
+    )
+    if device.is_present:
+        fusion = _core.fuse(graph, device, settings.policy, engines, options)
+        plan, verdict, chosen = fusion.plan, fusion.verdict, fusion.json()
+    else:
+        plan, verdict, chosen = _core.compile(graph, device, options), None, None
+    wanted = program.trace.full_f32
+    if wanted is not None and plan.engine not in _HOST_ENGINES:
+        raise UnsupportedError(
+            f"unsupported: fusion '{program.name}': {wanted}: precision HIGHEST of f32 operands: "
+            f"engine {plan.engine} multiplies them as TF32\n"
+            "  nearest supported form: the default precision, or the product outside of the fusion"
+        )
+    return Kernel(document, graph, plan, verdict, options, chosen)
+
+
+def place(settings: Settings, platform: str) -> tuple[_core.Device, list[str] | None]:
+    """The device, and the engines that may run on it; None: as the environment says."""
+    if settings.target is not None:
+        device = _core.Device(settings.target)
+        if (device.name == _core.Device("cpu").name) != (platform == "cpu"):
+            raise UnsupportedError(f"target '{settings.target}' is none of platform '{platform}'")
+        if not device.is_present:
+            return device, None
+    else:
+        device = _runtime.device_for(platform, settings.engines)
+    named = _runtime.named_engines(settings.engines)
+    here = [n for n in named if (n in _HOST_ENGINES) == (platform == "cpu")]
+    if named and not here:
+        raise UnsupportedError(
+            f"platform '{platform}': the engines named are {', '.join(named)}, and none of them "
+            "runs there"
+        )
+    return device, here or None
+
+
+# ---- what one device runs ----------------------------------------------------------------------
+
+run_p = _jax.Primitive("lawson_fusion_run")
+run_p.multiple_results = True
+run_p.def_impl(functools.partial(_jax.apply_primitive, run_p))
+
+
+@run_p.def_abstract_eval
+def _run_abstract(*avals: Any, code: Compiled) -> list[Any]:
+    return _jax.results_like([_jax.plain(r) for r in code.results], avals)
+
+
+def _lower_run(ctx: Any, *operands: Any, code: Compiled) -> list[Any]:
+    values: dict[str, Any] = dict(zip(code.inputs, operands))
+    for item in code.kernels:
+        values.update(zip(item.outputs, _call(ctx, item, [values[n] for n in item.inputs])))
+    return [values[n] for n in code.outputs]
+
+
+def _call(ctx: Any, item: Kernel, operands: Sequence[Any], **more: Any) -> list[Any]:
+    types = types_of(item.document)
+    avals = [
+        [jax.ShapeDtypeStruct(types[n].shape, numpy_dtype(types[n].dtype)) for n in names]
+        for names in (item.inputs, item.outputs)
+    ]
+    inner = _jax.plain_context(ctx, avals[0], [*avals[1], _runtime.workspace_aval(item.plan)])
+    attributes = _runtime.plan_attributes(item.plan, item.graph, options=item.options)
+    lower = jax.ffi.ffi_lowering(_runtime.PLAN_TARGET, has_side_effect=False, **more)
+    return list(lower(inner, *operands, **attributes))[:-1]
+
+
+for _platform in ("cpu", "cuda"):
+    _jax.mlir.register_lowering(run_p, _lower_run, platform=_platform)
+
+
+# ---- the primitive -----------------------------------------------------------------------------
+
+fusion_p = _jax.Primitive("lawson_fusion")
+fusion_p.multiple_results = True
+fusion_p.def_impl(functools.partial(_jax.apply_primitive, fusion_p))
+
+
+@fusion_p.def_abstract_eval
+def _abstract(*avals: Any, program: Program) -> list[Any]:
+    return _jax.results_like(program.out_avals, avals)
+
+
+def bind(program: Program, *operands: Any) -> list[Any]:
+    """The results of a program for its flat arguments."""
+    return list(fusion_p.bind(*_jax.vary_alike(operands), program=program))
+
+
+def _lower(ctx: Any, *operands: Any, program: Program, platform: str) -> list[Any]:
+    trace = program.trace
+    code = compiled(program, platform)
+    results: list[Any] = []
+    if code is not None:
+        used = [operands[i] for i in trace.operands]
+        inner = _jax.plain_context(ctx, [program.in_avals[i] for i in trace.operands], code.results)
+        if _jax.device_count(ctx) > 1:
+            function = _partitioned(program, code, platform)
+            results = list(_jax.lower_function(inner, function, used))
+        elif program.settings.definition and len(code.kernels) == 1:
+            plain = _jax.plain_context(ctx, program.in_avals, program.out_avals)
+            defined = _jax.definition(plain, operands, program.name, program.jaxpr)
+            results = _call(inner, code.kernels[0], used, called_computations=defined)
+        else:
+            results = _lower_run(inner, *used, code=code)
+    out = []
+    for output, aval in zip(trace.outputs, program.out_avals):
+        if output.kind == "graph":
+            out.append(results[output.index])
+        elif output.kind == "argument":
+            out.append(operands[output.index])
+        else:
+            assert output.constant is not None
+            out.append(_jax.constant(output.constant.value, aval))
+    return out
+
+
+def _lower_elsewhere(ctx: Any, *operands: Any, program: Program) -> list[Any]:
+    platforms = getattr(ctx.module_context, "platforms", None) or ("?",)
+    _runtime.device_for(platforms[0], program.settings.engines)  # the error that says what is there
+    raise UnsupportedError(f"platform '{platforms[0]}': Lawson has no engine for it")
+
+
+for _platform in ("cpu", "cuda"):
+    _jax.mlir.register_lowering(
+        fusion_p, functools.partial(_lower, platform=_platform), platform=_platform
+    )
+_jax.mlir.register_lowering(fusion_p, _lower_elsewhere)
+
+
+# ---- transformations ---------------------------------------------------------------------------
+
+
+def _batch(args: Sequence[Any], dims: Sequence[Any], *, program: Program) -> Any:
+    own = [None if d is None else int(d) for d in dims]
+    size = next(a.shape[d] for a, d in zip(args, own) if d is not None)
+    results = bind(program.batched(size, tuple(own)), *args)
+    return results, [0] * len(results)
+
+
+def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Program) -> Any:
+    results = bind(program, *primals)
+    wrt = tuple(i for i, t in enumerate(tangents) if not _jax.is_zero(t))
+    out: list[Any] = [_jax.zero_tangent(r) for r in results]
+    if wrt and program.float_results:
+        given = [tangents[i] for i in wrt]
+        derived = bind(program.tangent(wrt), *primals, *given)
+        for i, t in zip(program.float_results, derived):
+            out[i] = t
+    return results, out
+
+
+def _transpose(cotangents: Sequence[Any], *args: Any, program: Program) -> list[Any]:
+    count = len(args) - program.linear
+    primals, linear = args[:count], args[count:]
+    if any(_jax.ad.is_undefined_primal(p) for p in primals):
+        raise NotImplementedError(
+            f"fusion '{program.name}' cannot be transposed by arguments that it is not linear in"
+        )
+    of = tuple(i for i, c in enumerate(cotangents) if not _jax.is_zero(c))
+    found = [_jax.ad.Zero(x.aval) if _jax.ad.is_undefined_primal(x) else None for x in linear]
+    if of:
+        given = [cotangents[i] for i in of]
+        back = bind(program.transposed(of), *primals, *given)
+        found = [None if z is None else b for z, b in zip(found, back)]
+    return [None] * count + found
+
+
+_jax.batching.primitive_batchers[fusion_p] = _batch
+_jax.ad.primitive_jvps[fusion_p] = _jvp
+_jax.ad.primitive_transposes[fusion_p] = _transpose
+
+
+# ---- several devices ---------------------------------------------------------------------------
+
+
+def _partitioned(program: Program, code: Compiled, platform: str) -> Any:
+    document = program.trace.document
+    assert document is not None
+    factors = factors_of(document)
+
+    def one_device(*operands: Any) -> list[Any]:
+        return run_p.bind(*operands, code=code)
+
+    one_device.__name__ = program.name
+    function = custom_partitioning(one_device)
+
+    def partition(mesh: Any, operands: Any, results: Any) -> Any:
+        specs = _specs(mesh, factors, code, operands, results)
+        split = {f: _count(mesh, axes) for f, axes in specs.items()}
+        local = shard(document, factors, split)
+        part = program.once(
+            ("shard", platform, json.dumps(local)), lambda: _compiled(program, local, platform)
+        )
+        shardings = [
+            [NamedSharding(mesh, _spec(factors, specs, n)) for n in names]
+            for names in (code.inputs, code.outputs)
+        ]
+        return mesh, functools.partial(run_p.bind, code=part), shardings[1], tuple(shardings[0])
+
+    def infer(mesh: Any, operands: Any, results: Any) -> Any:
+        specs = _specs(mesh, factors, code, operands, [])
+        return [NamedSharding(mesh, _spec(factors, specs, n)) for n in code.outputs]
+
+    function.def_partition(
+        partition=partition,
+        infer_sharding_from_operands=infer,
+        sharding_rule=_rule(factors, code),
+    )
+    return function
+
+
+def _rule(factors: Factors, code: Compiled) -> SdyShardingRule:
+    """The factors as Shardy's rule: what cannot be split has a factor of its own."""
+    alone: list[str] = []
+
+    def mapping(name: str) -> ArrayMapping:
+        labels = []
+        for factor in factors.of(name):
+            if factor is None:
+                alone.append(f"whole{len(alone)}")
+            labels.append(alone[-1] if factor is None else f"f{factor}")
+        return ArrayMapping(*labels)
+
+    operands = tuple(mapping(n) for n in code.inputs)
+    results = tuple(mapping(n) for n in code.outputs)
+    return SdyShardingRule(operands, results, need_replication_factors=tuple(alone))
+
+
+def _specs(
+    mesh: Any, factors: Factors, code: Compiled, operands: Any, results: Any
+) -> dict[int, tuple[str, ...]]:
+    """The mesh axes that split each factor: those of the first tensor that says so."""
+    chosen: dict[int, tuple[str, ...]] = {}
+    taken: set[str] = set()
+    for name, info in [*zip(code.inputs, operands), *zip(code.outputs, results)]:
+        spec = tuple(getattr(info.sharding, "spec", None) or ())
+        for factor, axes in zip(factors.of(name), spec):
+            if factor is None or axes is None or factor in chosen:
+                continue
+            axes = axes if isinstance(axes, tuple) else (axes,)
+            if axes and not taken & set(axes) and factors.sizes[factor] % _count(mesh, axes) == 0:
+                chosen[factor] = axes
+                taken.update(axes)
+    return chosen
+
+
+def _count(mesh: Any, axes: Sequence[str]) -> int:
+    count = 1
+    for axis in axes:
+        count *= mesh.shape[axis]
+    return count
+
+
+def _spec(factors: Factors, specs: Mapping[int, tuple[str, ...]], name: str) -> PartitionSpec:
+    return PartitionSpec(*(None if f is None else specs.get(f) for f in factors.of(name)))

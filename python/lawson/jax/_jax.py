@@ -1,0 +1,151 @@
+"""All of JAX beyond its documented interface that fusions use, in one place.
+
+Works with JAX 0.10.2, where a `ClosedJaxpr` wraps a `Jaxpr`, and from 0.11 on, where they are one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax._src import config as _config
+from jax._src import core as _core
+from jax._src import dispatch as _dispatch
+from jax._src import source_info_util as _source_info
+from jax._src import util as _util
+from jax._src.interpreters import ad as ad
+from jax._src.interpreters import batching as batching
+from jax._src.interpreters import mlir as mlir
+from jax._src.lib.mlir import ir as _ir
+
+Primitive = _core.Primitive
+apply_primitive = _dispatch.apply_primitive
+eval_jaxpr = _core.eval_jaxpr
+jaxpr_as_function = _core.jaxpr_as_fun
+
+
+# ---- jaxprs ------------------------------------------------------------------------------------
+
+
+def is_literal(variable: Any) -> bool:
+    return isinstance(variable, _core.Literal)
+
+
+def is_jaxpr(value: Any) -> bool:
+    return isinstance(value, (_core.Jaxpr, _core.ClosedJaxpr))
+
+
+def open_jaxpr(jaxpr: Any) -> tuple[Any, Sequence[Any]]:
+    """A jaxpr and its consts, of either kind."""
+    return getattr(jaxpr, "jaxpr", jaxpr), getattr(jaxpr, "consts", ())
+
+
+def is_tracer(value: Any) -> bool:
+    return isinstance(value, _core.Tracer)
+
+
+def has_derivative_rule(eqn: Any) -> bool:
+    """The equation calls a function that has a derivative of its own (custom_jvp, custom_vjp)."""
+    return any("jvp" in name or "bwd" in name or "fwd" in name for name in eqn.params)
+
+
+def source_line(eqn: Any) -> str:
+    """``file.py:12``, where the user's code wrote the equation; "" where that is not known."""
+    try:
+        text = _source_info.summarize(eqn.source_info)
+    except Exception:  # a message is not worth an error
+        return ""
+    path, _, rest = text.partition(":")
+    line = rest.split(" ")[0].split(":")[0]
+    return f"{os.path.basename(path)}:{line}"[-240:] if line.isdigit() else ""
+
+
+def trace_context() -> Any:
+    """What of JAX's configuration a trace depends on (x64, matmul precision, ...); hashable."""
+    return _config.trace_context()
+
+
+def outside_of_meshes() -> contextlib.AbstractContextManager[Any]:
+    """Shapes are global to whoever traces in here, also while a shard_map is traced."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return contextlib.nullcontext()
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
+
+
+def wrapped(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
+    """What `functools.update_wrapper` does; JAX's traces look through it to the user's file."""
+    _util.wraps(function)(wrapper)
+
+
+# ---- avals -------------------------------------------------------------------------------------
+
+
+def plain(aval: Any) -> Any:
+    """Shape, dtype and weak type alone."""
+    return _core.ShapedArray(tuple(aval.shape), aval.dtype, bool(getattr(aval, "weak_type", False)))
+
+
+def results_like(avals: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
+    """Avals of results that vary over the manual mesh axes that some operand varies over."""
+    varying = [getattr(a, "mat", None) for a in operands]
+    varying = [m for m in varying if m is not None and m.varying]
+    if not varying:
+        return [plain(a) for a in avals]
+    axes = frozenset().union(*(m.varying for m in varying))
+    mat = type(varying[0])(varying=axes)
+    sharding = _core.get_cur_mesh_sharding()
+    return [plain(a).update(sharding=sharding, manual_axis_type=mat) for a in avals]
+
+
+def vary_alike(operands: Sequence[Any]) -> Sequence[Any]:
+    """In a shard_map: operands that vary over fewer axes than others are made to vary over all."""
+    return _core.auto_insert_reshard(*operands)
+
+
+def zero_tangent(value: Any) -> Any:
+    return ad.p2tz(value)
+
+
+def is_zero(tangent: Any) -> bool:
+    return type(tangent) is ad.Zero
+
+
+# ---- lowering ----------------------------------------------------------------------------------
+
+
+def device_count(ctx: Any) -> int:
+    """How many devices the module is for that is being lowered; 1 where each has its own shapes."""
+    axes = ctx.module_context.axis_context
+    manual, mesh = getattr(axes, "manual_axes", None), getattr(axes, "mesh", None)
+    if mesh is not None and manual is not None and set(manual) == set(mesh.axis_names):
+        return 1
+    if mesh is not None:
+        return int(mesh.size)
+    return int(getattr(axes, "num_devices", 1))
+
+
+def lower_function(ctx: Any, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
+    return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
+
+
+def plain_context(ctx: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
+    """The lowering context of a call with other operands and results."""
+    return ctx.replace(avals_in=[plain(a) for a in operands], avals_out=[plain(a) for a in results])
+
+
+def constant(value: Any, aval: Any) -> Any:
+    """A number in all of an array."""
+    return mlir.ir_constant(np.full(aval.shape, value, aval.dtype))
+
+
+def definition(ctx: Any, operands: Sequence[Any], name: str, jaxpr: Any) -> Any:
+    """A private function of the module that is `jaxpr`, as the attribute of what it defines."""
+    results = mlir.core_call_lowering(ctx, *operands, name=name, call_jaxpr=jaxpr)
+    call = results[0].owner
+    symbol = call.attributes["callee"]
+    call.erase()
+    return _ir.ArrayAttr.get([symbol])

@@ -1,0 +1,237 @@
+"""From a jaxpr to a graph document: what a marked function computes, in Lawson's ops.
+
+``trace`` walks the equations once. Nested jaxprs (``jit``, ``custom_jvp_call``, ``remat``, ...) are
+walked in place; they are told by their parameters, since their names change between versions of
+JAX. A primitive without a rule is an ``UnsupportedError`` that names it, the line of the user's
+code, and what could be written instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import numpy as np
+
+import lawson.jax._trace_matmul  # noqa: F401  (its rules)
+from lawson._errors import UnsupportedError
+from lawson.jax import _jax
+from lawson.jax._trace_idioms import rectifier
+from lawson.jax._trace_ops import RULES
+from lawson.jax._trace_values import Const, Emitter, Operand, Value, const, dtype_name
+
+# What to write instead of a primitive that has no rule.
+_HINTS = {
+    "argmax": "reduce_max and a comparison", "argmin": "reduce_min and a comparison",
+    "cond": "jnp.where over both results, or lax.cond around the fusion",
+    "conv_general_dilated": "dot_general; convolutions stay outside of the fusion",
+    "cumsum": "a product with a triangular matrix; or outside of the fusion",
+    "gather": "a slice with constant bounds; or the gather outside of the fusion",
+    "scatter": "jnp.where with an iota; or the scatter outside of the fusion",
+    "scatter-add": "a product with a one-hot matrix; or outside of the fusion",
+    "scan": "lax.scan around the fusion: its body may be one",
+    "while": "lax.while_loop around the fusion: its body may be one",
+    "dynamic_update_slice": "jnp.where with an iota",
+    "rev": "the reversal outside of the fusion",
+    "sort": "the sort outside of the fusion", "top_k": "lax.top_k outside of the fusion",
+    "random_bits": "random numbers as an argument", "random_wrap": "random numbers as an argument",
+    "threefry2x32": "random numbers as an argument",
+    "rng_bit_generator": "random numbers as an argument",
+    "shard_map": "shard_map around the fusion", "psum": "the collective outside of the fusion",
+    "all_gather": "the collective outside of the fusion",
+    "ppermute": "the collective outside of the fusion",
+    "axis_index": "the index as an argument", "atan2": "div and a polynomial",
+    "cbrt": "pow(abs(x), 1/3) * sign(x)", "sinh": "(exp(x) - exp(-x)) / 2",
+    "cosh": "(exp(x) + exp(-x)) / 2", "shift_left": "a product with a power of two",
+    "bitcast_convert_type": "the bit cast outside of the fusion",
+    "sharding_constraint": "the constraint outside of the fusion",
+    "pure_callback": "the callback outside of the fusion",
+    "debug_callback": "the printing outside of the fusion",
+}  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True)
+class Output:
+    """Where a result comes from: the graph's output ``index``, the argument ``index``, or a
+    constant."""
+
+    kind: str  # "graph", "argument" or "constant"
+    index: int = 0
+    constant: Const | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Trace:
+    """A graph document, and how it is tied to the function.
+
+    ``document`` is None where nothing is computed. ``operands[i]``: which flat argument is the
+    graph's input i. ``own_gradient``: what makes JAX's derivative of the function differ from that
+    of the graph (``stop_gradient``, a custom rule); None where they agree. ``full_f32``: the line
+    that asks for f32 products without TF32; None where nothing does.
+    """
+
+    document: dict[str, Any] | None
+    operands: tuple[int, ...]
+    outputs: tuple[Output, ...]
+    own_gradient: str | None
+    full_f32: str | None
+
+
+class Walk:
+    """One walk over a jaxpr; rules write through ``emit``."""
+
+    def __init__(self, fusion: str) -> None:
+        self.fusion = fusion
+        self.emit = Emitter()
+        self.own_gradient: str | None = None
+        self.full_f32: str | None = None
+        self._primitive = ""
+
+    # ---- for rules ---------------------------------------------------------------------------
+
+    def refuse(self, what: str, nearest: str) -> NoReturn:
+        where = f" at {self.emit.source}" if self.emit.source else ""
+        raise UnsupportedError(
+            f"unsupported: fusion '{self.fusion}': {self._primitive}{where}: {what}\n"
+            f"  nearest supported form: {nearest}"
+        )
+
+    def dtype(self, dtype: Any) -> str:
+        name = dtype_name(dtype)
+        if name is None:
+            near = {"u": "int32", "c": "its real and imaginary parts"}.get(str(dtype)[:1], "f32")
+            self.refuse(f"dtype {dtype} is none of Lawson's", near)
+        return name
+
+    def shape(self, eqn: Any) -> tuple[int, ...]:
+        return tuple(int(n) for n in eqn.outvars[0].aval.shape)
+
+    def rounds_gradient(self, what: str) -> None:
+        self.own_gradient = self.own_gradient or what
+
+    def needs_full_f32(self) -> None:
+        self.full_f32 = self.full_f32 or f"{self._primitive} at {self.emit.source}"
+
+    # ---- the walk ----------------------------------------------------------------------------
+
+    def jaxpr(self, jaxpr: Any, consts: Sequence[Operand], args: Sequence[Operand]) -> list[Operand]:
+        values: dict[Any, Operand] = {}
+        values.update(zip(jaxpr.constvars, consts))
+        values.update(zip(jaxpr.invars, args))
+        for eqn in jaxpr.eqns:
+            operands = [
+                self.literal(v) if _jax.is_literal(v) else values[v] for v in eqn.invars
+            ]
+            results = self.equation(eqn, operands)
+            values.update(zip(eqn.outvars, results))
+        return [self.literal(v) if _jax.is_literal(v) else values[v] for v in jaxpr.outvars]
+
+    def equation(self, eqn: Any, operands: list[Operand]) -> list[Operand]:
+        self.emit.source = _jax.source_line(eqn) or self.emit.source
+        self._primitive = eqn.primitive.name
+        for variable in eqn.outvars:
+            if hasattr(variable.aval, "dtype"):
+                self.dtype(variable.aval.dtype)
+        function = RULES.get(eqn.primitive.name)
+        if function is not None:
+            try:
+                result = function(self, eqn, operands)
+            except OverflowError as error:
+                self.refuse(str(error), "a smaller constant")
+            return result if isinstance(result, list) else [result]
+        inner = nested_jaxpr(eqn)
+        if inner is None:
+            self.refuse("not one of Lawson's ops", nearest_form(eqn.primitive.name))
+        jaxpr, consts = inner
+        source = self.emit.source
+        results = self.jaxpr(jaxpr, [self.captured(c) for c in consts], operands)
+        self.emit.source, self._primitive = source, eqn.primitive.name
+        if _jax.has_derivative_rule(eqn):
+            own = rectifier(self.emit, results[0]) if len(results) == 1 else None
+            if own is not None:
+                return [own]
+            made = self.emit.made(results[0]) if len(results) == 1 else None
+            if made is None or made.op != "softplus":
+                self.rounds_gradient(eqn.params.get("name") or eqn.primitive.name)
+        return results
+
+    def literal(self, variable: Any) -> Operand:
+        return self.captured(variable.val, variable.aval.dtype)
+
+    def captured(self, value: Any, own: Any = None) -> Operand:
+        """A number of the jaxpr's own; arrays among them were lifted to arguments before."""
+        array = np.asarray(value)
+        dtype = self.dtype(array.dtype if own is None else own)
+        if array.size != 1 and (array.size == 0 or not (array == array.flat[0]).all()):
+            self.refuse("an array inside the function", "the array as an argument")
+        return const(array.flat[0] if array.size else 0, dtype, array.shape)
+
+
+def nested_jaxpr(eqn: Any) -> tuple[Any, Sequence[Any]] | None:
+    """The one jaxpr that an equation calls with its own operands, and its consts; else None."""
+    found = [p for p in eqn.params.values() if _jax.is_jaxpr(p)]
+    program = getattr(eqn.params.get("program"), "jaxpr", None)
+    if program is not None and _jax.is_jaxpr(program):  # a fusion inside a fusion
+        found = [program]
+    if len(found) != 1 or "mesh" in eqn.params or "length" in eqn.params:
+        return None
+    jaxpr, consts = _jax.open_jaxpr(found[0])
+    same = [
+        (getattr(a.aval, "shape", None), getattr(a.aval, "dtype", None))
+        for a in (*eqn.invars, *eqn.outvars)
+    ] == [
+        (getattr(a.aval, "shape", None), getattr(a.aval, "dtype", None))
+        for a in (*jaxpr.invars, *jaxpr.outvars)
+    ]
+    return (jaxpr, consts) if same else None
+
+
+def nearest_form(primitive: str) -> str:
+    """What to write instead of a primitive without a rule."""
+    hint = _HINTS.get(primitive)
+    if hint is not None:
+        return hint
+    near = difflib.get_close_matches(primitive, RULES, 1, 0.7)
+    return near[0] if near else "this part outside of the fusion, or split in two fusions"
+
+
+def trace(
+    jaxpr: Any, name: str, argument_names: Sequence[str], *, strict: bool = False
+) -> Trace:
+    """The graph of a closed jaxpr without consts.
+
+    ``argument_names``: one per flat argument; the graph's inputs have these names, and intermediate
+    results carry the lines of code where they were written. Raises ``UnsupportedError``.
+    """
+    walk = Walk(name)
+    inner, consts = _jax.open_jaxpr(jaxpr)
+    arguments: list[Operand] = []
+    for label, variable in zip(argument_names, inner.invars):
+        walk._primitive = f"argument '{label}'"
+        aval = variable.aval
+        arguments.append(walk.emit.input(label, walk.dtype(aval.dtype), tuple(aval.shape)))
+    walk.emit.source = ""
+    results = walk.jaxpr(inner, [walk.captured(c) for c in consts], arguments)
+    names = [a.name for a in arguments if isinstance(a, Value)]
+    outputs: list[Output] = []
+    written: list[str] = []
+    for result in results:
+        if isinstance(result, Const):
+            outputs.append(Output("constant", constant=result))
+            continue
+        whole = walk.emit.whole(result)
+        if whole.name in names:
+            outputs.append(Output("argument", names.index(whole.name)))
+            continue
+        if whole.name not in written:
+            written.append(whole.name)
+        outputs.append(Output("graph", written.index(whole.name)))
+    if not written:
+        return Trace(None, (), tuple(outputs), walk.own_gradient, walk.full_f32)
+    document = walk.emit.document(name, written, strict)
+    read = {x for op in document["ops"] for x in op["in"]}
+    operands = tuple(i for i, label in enumerate(names) if label in read)
+    document["inputs"] = [document["inputs"][i] for i in operands]
+    return Trace(document, operands, tuple(outputs), walk.own_gradient, walk.full_f32)
