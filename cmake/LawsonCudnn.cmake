@@ -3,9 +3,9 @@
 # machine lacks), the CUDA toolkit, the packages of the python3 on PATH (a framework's).
 file(GLOB lawson_sites ${CMAKE_SOURCE_DIR}/.venv/lib/python3*/site-packages)
 set(lawson_toolkits $ENV{CUDA_HOME} $ENV{CUDA_PATH} /usr/local/cuda)
-find_program(LAWSON_PYTHON python3)
-if(LAWSON_PYTHON)
-  execute_process(COMMAND ${LAWSON_PYTHON} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
+find_program(LAWSON_PYTHON3 python3)
+if(LAWSON_PYTHON3)
+  execute_process(COMMAND ${LAWSON_PYTHON3} -c "import sysconfig; print(sysconfig.get_path('purelib'))"
     OUTPUT_VARIABLE lawson_purelib OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET)
 endif()
 

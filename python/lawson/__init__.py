@@ -5,9 +5,9 @@
     >>> verdict = lawson.probe("spec.json", target="h200")
     >>> verdict.supported, verdict.reasons
 
-`lawson.jax` has fusions and attention for JAX. Everything here takes a spec (docs/spec.md) as a path,
-a dict or JSON text, may be called by several threads at once, and lets other Python threads run while
-it works.
+`lawson.jax` has fusions and attention for JAX. Everything here takes a spec (docs/spec.md) as a
+path, a dict or JSON text, may be called by several threads at once, and lets other Python threads
+run while it works.
 """
 
 from __future__ import annotations

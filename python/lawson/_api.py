@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Union, overload
+from typing import Any, overload
 
 from lawson import _core
 from lawson._documents import Computation, device_of, graph_of, spec_of
@@ -105,7 +105,7 @@ class Plans(Sequence[_core.Plan]):
     def __getitem__(self, index: int) -> _core.Plan: ...
     @overload
     def __getitem__(self, index: slice) -> list[_core.Plan]: ...
-    def __getitem__(self, index: Union[int, slice]) -> Union[_core.Plan, list[_core.Plan]]:
+    def __getitem__(self, index: int | slice) -> _core.Plan | list[_core.Plan]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         if not -len(self) <= index < len(self):

@@ -128,7 +128,10 @@ class Check:
             decisions = [words[workload.decision(target)] for target in self.targets]
             rows.append([workload.name, *decisions])
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths)).rstrip() for row in rows]
+        lines = [
+            "  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip()
+            for row in rows
+        ]
         refusals = [
             f"{workload.name} on {target}: {'; '.join(workload.reasons(target))}"
             for workload in self.workloads
@@ -227,7 +230,7 @@ def check(
             return error
 
     questions = [(key, name) for key in specs for name in devices]
-    answers = dict(zip(questions, _in_threads(judge, questions)))
+    answers = dict(zip(questions, _in_threads(judge, questions), strict=True))
     faults = [answer for answer in answers.values() if isinstance(answer, Error)]
     if faults and len(faults) == len(answers) and isinstance(faults[0], UnavailableError):
         raise faults[0]
@@ -239,13 +242,15 @@ def check(
     def explain(question: Question) -> list[Json]:
         try:
             text = _core.explain(specs[question[0]], devices[question[1]], options, neighbours)
-            nearest: list[Json] = json.loads(text)["neighbours"]
-            return nearest
+            answers: list[Json] = json.loads(text)["neighbours"]
+            return answers
         except Error:
             return []  # the verdict stands without
 
     refused = [q for q in questions if verdicts[q].get("verdict") == "unsupported"]
-    nearest = dict(zip(refused, _in_threads(explain, refused))) if neighbours > 0 else {}
+    nearest: dict[Question, list[Json]] = {}
+    if neighbours > 0:
+        nearest = dict(zip(refused, _in_threads(explain, refused), strict=True))
     rows = [
         Workload(
             name=workload["name"],
@@ -256,7 +261,7 @@ def check(
             verdicts={name: verdicts[key, name] for name in names},
             neighbours={name: nearest[key, name] for name in names if nearest.get((key, name))},
         )
-        for key, workload in zip(keys, found["workloads"])
+        for key, workload in zip(keys, found["workloads"], strict=True)
     ]
     return Check(
         model=found["model"],

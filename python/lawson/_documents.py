@@ -1,4 +1,4 @@
-"""What the functions of `lawson` take as a model, a spec or a graph: a path, a dict, or JSON text."""
+"""What `lawson` takes as a model, a spec or a graph: a path, a dict, or JSON text."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias, Union
+from typing import Any, NamedTuple, TypeAlias
 
 from lawson import _core
 from lawson._errors import InvalidArgumentError, IOError_
@@ -14,8 +14,8 @@ from lawson._errors import InvalidArgumentError, IOError_
 MAX_BYTES = 8 << 20
 
 # A dict is the parsed document; a string is JSON text when it begins with a brace, else a path.
-Document: TypeAlias = Union[str, "os.PathLike[str]", Mapping[str, Any]]
-Computation: TypeAlias = Union[Document, _core.Spec, _core.Graph, _core.AttentionConfig]
+Document: TypeAlias = str | os.PathLike[str] | Mapping[str, Any]
+Computation: TypeAlias = Document | _core.Spec | _core.Graph | _core.AttentionConfig
 
 
 class Text(NamedTuple):
@@ -38,10 +38,14 @@ def read(document: Document, what: str) -> Text:
         except (TypeError, ValueError, RecursionError) as error:
             raise InvalidArgumentError(f"{what}: the dict is no JSON document ({error})") from error
     if isinstance(document, str) and document.lstrip().startswith("{"):
+        try:
+            document.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidArgumentError(f"{what}: is no text ({error})") from error
         return Text(document, what)
     if not isinstance(document, (str, os.PathLike)):
         raise InvalidArgumentError(
-            f"{what}: {type(document).__name__} is not allowed; expected a path, a dict or JSON text"
+            f"{what}: {type(document).__name__} is not allowed; expected a path, a dict or JSON"
         )
     return _read_file(Path(document))
 
@@ -49,7 +53,7 @@ def read(document: Document, what: str) -> Text:
 def _read_file(path: Path) -> Text:
     """Of a folder, its config.json."""
     if path.is_dir():
-        if not (path / "config.json").exists():
+        if not (path / "config.json").is_file():
             raise InvalidArgumentError(f"{path}: is a directory without a config.json")
         path = path / "config.json"
     try:
@@ -60,12 +64,13 @@ def _read_file(path: Path) -> Text:
     except ValueError as error:  # a NUL in the path
         raise InvalidArgumentError(f"{str(path)!r}: is no path ({error})") from error
     if len(data) > MAX_BYTES:
-        raise InvalidArgumentError(
-            f"{path}: larger than {MAX_BYTES} bytes, the most that is read"
-        )
+        raise InvalidArgumentError(f"{path}: larger than {MAX_BYTES} bytes, the most that is read")
     if not data.strip():
         raise InvalidArgumentError(f"{path}: is empty; expected a JSON document")
-    return Text(data.decode("utf-8", "surrogateescape"), str(path))
+    try:
+        return Text(data.decode(), str(path))
+    except UnicodeDecodeError as error:
+        raise InvalidArgumentError(f"{path}: is not UTF-8 ({error})") from error
 
 
 def is_spec(text: Text) -> bool:
@@ -101,7 +106,7 @@ def graph_of(computation: Computation, what: str = "graph") -> _core.Graph:
     if len(graphs) != 1:
         names = ", ".join(graph.name for graph in graphs) or "none"
         raise InvalidArgumentError(
-            f"{spec.name}: a plan is of one graph, and this spec stands for {len(graphs)} ({names}); "
+            f"{spec.name}: a plan is of one graph; this spec stands for {len(graphs)} ({names}): "
             "for each of Spec.graphs() ask by itself"
         )
     return graphs[0]

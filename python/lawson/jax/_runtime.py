@@ -23,7 +23,7 @@ from lawson._errors import UnavailableError, UnsupportedError
 
 try:
     import jax
-    import jax.ffi
+    from jax import ffi
 except ImportError as error:
     raise ImportError("lawson.jax needs JAX 0.10.2 or later: pip install 'lawson[jax]'") from error
 
@@ -90,12 +90,12 @@ def _register(library: ctypes.CDLL) -> None:
     for platform, symbol in _PLATFORMS.items():
         for target, name in _TARGETS.items():
             stages = {
-                stage: jax.ffi.pycapsule(getattr(library, f"lawson_jax_{symbol}_{name}_{stage}"))
+                stage: ffi.pycapsule(getattr(library, f"lawson_jax_{symbol}_{name}_{stage}"))
                 for stage in ("instantiate", "initialize", "execute")
             }
-            jax.ffi.register_ffi_target(target, stages, platform=platform)
-        jax.ffi.register_ffi_target(
-            _PROBE_TARGET, jax.ffi.pycapsule(library.lawson_jax_probe), platform=platform
+            ffi.register_ffi_target(target, stages, platform=platform)
+        ffi.register_ffi_target(
+            _PROBE_TARGET, ffi.pycapsule(library.lawson_jax_probe), platform=platform
         )
 
 
@@ -112,8 +112,8 @@ _checking = threading.Lock()
 def check_platform(platform: str) -> None:
     """Makes sure, once, that this runtime calls handlers of the library on `platform`.
 
-    With one element, since XLA says only at the first call that it did not take them. Not at import:
-    it starts JAX's backends, whose choice is the user's until then.
+    With one element, since XLA says only at the first call that it did not take them. Not at
+    import: it starts JAX's backends, whose choice is the user's until then.
 
     Raises:
       UnavailableError: "built for FFI a.b, this jaxlib offers c.d", and what XLA says.
@@ -122,7 +122,7 @@ def check_platform(platform: str) -> None:
         if platform in _checked:
             return
         device = jax.local_devices(backend=platform)[0]
-        call = jax.ffi.ffi_call(_PROBE_TARGET, jax.ShapeDtypeStruct((1,), np.uint8))
+        call = ffi.ffi_call(_PROBE_TARGET, jax.ShapeDtypeStruct((1,), np.uint8))
         try:
             # Possibly from within a trace, of which this is no part.
             with jax.ensure_compile_time_eval():
