@@ -20,24 +20,12 @@ import numpy as np
 import pytest
 
 import lawson
-from lawson.jax import _attention_inspect, attention, dot_product_attention, patch
-
-
-# The targets of attention, whose attributes all later versions of the library read.
-CHECKS = [
-    jax.export.DisabledSafetyCheck.custom_call(f"lawson_attention_{which}")
-    for which in ("forward", "backward")
-]
+import lawson.jax
+from lawson.jax import attention, dot_product_attention, patch
 
 
 def normal(seed: int, *shape: int) -> jax.Array:
     return jax.random.normal(jax.random.key(seed), shape, jnp.float32)
-
-
-def inspections(function: Any, *args: Any) -> list[_attention_inspect.AttentionInspection]:
-    eqns = jax.make_jaxpr(function)(*args).jaxpr.eqns
-    found = [_attention_inspect.inspected(eqn, "cpu") for eqn in eqns]
-    return [one for one in found if one is not None]
 
 
 def calls(text: str) -> list[tuple[str, str, str]]:
@@ -54,7 +42,7 @@ def loss(q: Any, k: Any, bias: Any) -> Any:
 def test_the_compiled_program_runs_the_plan_that_inspect_names() -> None:
     args = (normal(0, 2, 8, 4, 16), normal(1, 2, 8, 2, 16), normal(2, 1, 4, 8, 8))
     function = jax.grad(loss, argnums=(0, 2))
-    found = inspections(function, *args)
+    found = lawson.jax.inspect(function)(*args)
     text = jax.jit(function).lower(*args).compile().as_text()
     assert [one.name for one in found] == ["attention.forward", "attention.backward"]
     assert calls(text) == [
@@ -86,8 +74,8 @@ def test_workspace_limit_refuses_with_the_size() -> None:
 def test_an_exported_program_carries_its_plan() -> None:
     args = (normal(0, 2, 8, 4, 16), normal(1, 2, 8, 2, 16), normal(2, 1, 4, 8, 8))
     function = jax.jit(jax.grad(loss))
-    exported = jax.export.export(function, disabled_checks=CHECKS)(*args)
-    assert inspections(jax.grad(loss), *args)[0].plan_id in exported.mlir_module()
+    exported = jax.export.export(function, disabled_checks=lawson.jax.export_checks)(*args)
+    assert lawson.jax.inspect(jax.grad(loss))(*args)[0].plan_id in exported.mlir_module()
     np.testing.assert_array_equal(exported.call(*args), function(*args))
     pytest.importorskip("flatbuffers", reason="JAX serialises exports with it")
     again = jax.export.deserialize(exported.serialize())

@@ -70,16 +70,14 @@ class AttentionInspection:
         )
 
 
-def inspected(eqn: Any, platform: str) -> AttentionInspection | None:
-    """What an equation of a jaxpr runs on a platform; None: it is no attention.
+def is_attention(eqn: Any) -> bool:
+    """Whether an equation of a jaxpr is a pass of an attention."""
+    return any(eqn.primitive is own for own in primitive.primitives.values())
 
-    Raises what lowering raises.
-    """
-    for which, own in primitive.primitives.items():
-        if eqn.primitive is own:
-            break
-    else:
-        return None
+
+def inspect_attention(eqn: Any, platform: str) -> AttentionInspection:
+    """What such an equation runs on a platform. Raises what lowering raises."""
+    which = next(which for which, own in primitive.primitives.items() if eqn.primitive is own)
     setup: Setup = eqn.params["setup"]
     avals = [variable.aval for variable in eqn.invars]
     device = primitive.device_of(platform)

@@ -20,6 +20,7 @@ import numpy as np
 from lawson import _core
 from lawson._errors import InvalidArgumentError
 from lawson.jax import _jax, _runtime
+from lawson.jax._attention_inspect import AttentionInspection, inspect_attention, is_attention
 from lawson.jax._fusion_primitive import Kernel, bind, compiled
 from lawson.jax._fusion_program import Program, Settings, traced
 
@@ -348,11 +349,11 @@ def inspect(function: Callable[..., Any], *, platform: str | None = None) -> Cal
     """``inspect(f)(*args)``: what runs for these arguments (arrays, or ``jax.ShapeDtypeStruct``).
 
     Of a fusion: its ``Inspection``, the very plan that a call runs. Of any other function, such as
-    ``jax.grad`` of one that calls fusions: a tuple of one ``Inspection`` for each fusion in it, in
-    the order of the program.
+    ``jax.grad`` of one that calls fusions: a tuple of one ``Inspection`` for each fusion, and one
+    ``AttentionInspection`` for each pass of an attention, in the order of the program.
 
     Args:
-      function: a fusion, or a function that calls some.
+      function: a fusion, or a function that calls fusions or attention.
       platform: "cuda" or "cpu"; None: where JAX would run it.
 
     Raises what lowering raises.
@@ -361,9 +362,13 @@ def inspect(function: Callable[..., Any], *, platform: str | None = None) -> Cal
     @functools.wraps(_innermost(function), updated=())
     def inspected(*args: Any, **kwargs: Any) -> Any:
         where = platform or {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
-        found = []
+        found: list[Inspection | AttentionInspection] = []
         jaxpr = jax.make_jaxpr(functools.partial(function, **kwargs))(*args)
-        for program in programs_in(jaxpr):
+        for eqn in calls_in(jaxpr):
+            if is_attention(eqn):
+                found.append(inspect_attention(eqn, where))
+                continue
+            program = eqn.params["program"]
             code = compiled(program, where)
             kernels = () if code is None else code.kernels
             found.append(Inspection(program.name, where, kernels))
@@ -372,14 +377,13 @@ def inspect(function: Callable[..., Any], *, platform: str | None = None) -> Cal
     return inspected
 
 
-def programs_in(jaxpr: Any) -> Iterator[Program]:
-    """Of every fusion in a jaxpr and in what it calls."""
+def calls_in(jaxpr: Any) -> Iterator[Any]:
+    """The equations of every fusion and attention in a jaxpr and in what it calls."""
     for eqn in _jax.open_jaxpr(jaxpr)[0].eqns:
-        program = eqn.params.get("program")
-        if isinstance(program, Program):
-            yield program
+        if isinstance(eqn.params.get("program"), Program) or is_attention(eqn):
+            yield eqn
             continue
         for value in eqn.params.values():
             for item in value if isinstance(value, (tuple, list)) else (value,):
                 if _jax.is_jaxpr(item):
-                    yield from programs_in(item)
+                    yield from calls_in(item)
