@@ -83,31 +83,35 @@ class PlanCall : public Call {
   static constexpr std::size_t kUsual = 64;
 
   struct Loaded {
-    explicit Loaded(Plan given) : plan{std::move(given)} {}
-
-    Plan plan;
+    std::unique_ptr<Fusion> shared;  // the process's plan; or, in its place,
+    std::optional<Plan> own;         // the one that the program carries
     // A program's shapes are the same at every execution.
     std::atomic<bool> is_checked{false};
+
+    const Plan& plan() const { return own ? *own : shared->plan(); }
   };
 
+  // What the program carries is kept for the process; where that had another plan for the graph (of
+  // a tuning, say), the program runs its own all the same.
   Loaded& loaded(const Place& place) {
     return places_.get(place, [&] {
       const Device device = Device::find(place.name());
-      auto made = std::make_unique<Loaded>(plan_for(device));
-      made->plan.load(device);
+      attributes_.keep_plan(device);
+      FuseOptions fuse;
+      fuse.device = place.name();
+      fuse.policy = LAWSON_POLICY_REQUIRE;
+      fuse.engines = {attributes_.options.engine};
+      fuse.options = attributes_.options;
+      fuse.options.engine.clear();
+      auto made = std::make_unique<Loaded>();
+      made->shared = std::make_unique<Fusion>(graph_, fuse);
+      if (made->shared->plan().id() != attributes_.plan_id && attributes_.plan) {
+        made->own = Plan::deserialize(attributes_.plan->serialize());
+        made->own->load(device);
+      }
+      attributes_.check_id(made->plan().id());
       return made;
     });
-  }
-
-  // The process's plan where it is the right one; else the one that the program carries.
-  Plan plan_for(const Device& device) const {
-    attributes_.keep_plan(device);
-    Plan found = compile(graph_, device, attributes_.options);
-    if (found.id() != attributes_.plan_id && attributes_.plan) {
-      return Plan::deserialize(attributes_.plan->serialize());
-    }
-    attributes_.check_id(found.id());
-    return found;
   }
 
   void check(const Buffers& buffers) const {
@@ -150,7 +154,7 @@ class PlanCall : public Call {
       bindings[next++] = {outputs_[i].uid, buffers.result(i).untyped_data()};
     }
     for (Scalar& scalar : scalars_) bindings[next++] = {scalar.uid, scalar.bytes.data()};
-    loaded.plan.execute(bindings, buffers.workspace(), buffers.workspace_size(), stream);
+    loaded.plan().execute(bindings, buffers.workspace(), buffers.workspace_size(), stream);
   }
 
   Attributes attributes_;
