@@ -89,7 +89,8 @@ def compile(  # noqa: A001 - the library's word for it
     Raises:
       UnsupportedError: it does not fuse; the message has every reason.
     """
-    return _core.compile(graph_of(computation), device_of(target), options)
+    device = device_of(target)
+    return _core.compile(graph_of(computation, device), device, options)
 
 
 class Plans(Sequence[_core.Plan]):
@@ -122,7 +123,8 @@ class Plans(Sequence[_core.Plan]):
         options: _core.Options | None = None,
     ) -> _core.Plan | None:
         """The plan of this graph for the target, compiled with the cuDNN that this process uses."""
-        key = _core.compile_key(graph_of(computation), device_of(target), options)
+        device = device_of(target)
+        key = _core.compile_key(graph_of(computation, device), device, options)
         if isinstance(self._content, _core.Bundle):
             return self._content.find(key)
         return self._content if self._content.key == key else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
 from lawson import _core
-from lawson._errors import InvalidArgumentError, IOError_
+from lawson._errors import InvalidArgumentError, IOError_, UnsupportedError
 
 MAX_BYTES = 8 << 20
 
@@ -93,18 +93,22 @@ def spec_of(computation: Computation, what: str = "spec") -> _core.Spec:
     return _core.Spec.from_json(*read(computation, what))
 
 
-def graph_of(computation: Computation, what: str = "graph") -> _core.Graph:
+def graph_of(computation: Computation, device: _core.Device) -> _core.Graph:
     """The one graph that it stands for.
 
     Raises:
-      InvalidArgumentError: it stands for none, or for two (an attention of pass "training").
+      UnsupportedError: it stands for none, since what it asks for cannot be expressed.
+      InvalidArgumentError: it stands for two (an attention of pass "training").
     """
     if isinstance(computation, _core.Graph):
         return computation
-    spec = spec_of(computation, what)
+    spec = spec_of(computation)
     graphs = spec.graphs()
+    if not graphs:
+        verdict = _core.probe(spec, device, _core.Options(strength="judged"))
+        raise UnsupportedError("; ".join(message for _, message in verdict.reasons))
     if len(graphs) != 1:
-        names = ", ".join(graph.name for graph in graphs) or "none"
+        names = ", ".join(graph.name for graph in graphs)
         raise InvalidArgumentError(
             f"{spec.name}: a plan is of one graph; this spec stands for {len(graphs)} ({names}): "
             "for each of Spec.graphs() ask by itself"
