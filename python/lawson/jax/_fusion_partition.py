@@ -3,7 +3,10 @@
 Every dim of every tensor is a product of *factors*; ops say which factors are the same. A factor
 along which each element is computed from its own elements alone can be split over devices, and the
 part of one device is the same graph with smaller dims: no communication, and the same numbers.
-Factors that are summed over, sliced, concatenated or counted along (iota) are whole on every device.
+A factor that is summed over on the way to a result can be split too, where nothing but views and
+factors comes behind the sum: the results of the devices are added (the gradient of a weight by a
+batch). Factors that are summed over otherwise, sliced, concatenated or counted along (iota) are whole
+on every device.
 """
 
 from __future__ import annotations
@@ -22,16 +25,24 @@ Dim = tuple[Factor, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Factors:
-    """Of each tensor, by name: one factor per dim (None: cannot be split, or of size 1)."""
+    """Of each tensor, by name.
+
+    ``partial``: outputs that are to be added up over the devices that a factor is split over.
+    """
 
     dims: Mapping[str, tuple[Dim, ...]]
     sizes: Mapping[Factor, int]
     whole: frozenset[Factor]
+    partial: Mapping[str, frozenset[Factor]]
 
     def of(self, tensor: str) -> list[Factor | None]:
+        """One factor per dim; None: of size 1, or it cannot be split."""
         return [
             d[0] if len(d) == 1 and d[0] not in self.whole else None for d in self.dims[tensor]
         ]
+
+
+_LINEAR = {"convert", "reshape", "transpose", "neg"}
 
 
 class _Solver:
@@ -100,6 +111,8 @@ def factors_of(document: dict[str, Any]) -> Factors:
     """Of a graph document."""
     solver = _Solver()
     types = types_of(document)
+    sums = _Sums(document)
+    partial: dict[str, set[int]] = {}
     for item in document["inputs"]:
         solver.dims[item["name"]] = tuple(solver.new(n) for n in item["shape"])
     for op in document["ops"]:
@@ -111,7 +124,8 @@ def factors_of(document: dict[str, Any]) -> Factors:
         if kind in POINTWISE or kind.endswith("_grad"):
             result = solver.pointwise(shape, x)
         elif kind == "matmul":
-            solver.block(solver.same(x[0][-1], x[1][-2]), x[1][-2])
+            summed = solver.same(x[0][-1], x[1][-2])
+            _add_up(solver, partial, sums.outputs_of(out), summed, x[1][-2])
             batch = solver.pointwise(shape[:-2], [x[0][:-2], x[1][:-2]])
             result = (*batch, x[0][-2], x[1][-1])
         elif kind == "transpose":
@@ -124,7 +138,8 @@ def factors_of(document: dict[str, Any]) -> Factors:
         elif kind == "slice":
             result = tuple(_sliced(solver, op, i, d, n) for i, (d, n) in enumerate(zip(x[0], shapes[0])))
         elif kind.startswith("reduce_"):
-            solver.block(*(x[0][a] for a in op["axes"]))
+            ends_at = sums.outputs_of(out) if kind == "reduce_sum" else None
+            _add_up(solver, partial, ends_at, *(x[0][a] for a in op["axes"]))
             kept = op.get("keepdims", False)
             result = tuple(
                 () if i in op["axes"] else d
@@ -153,7 +168,47 @@ def factors_of(document: dict[str, Any]) -> Factors:
     find = solver.find
     whole = frozenset(find(f) for f in solver.whole)
     dims = {n: tuple(tuple(find(f) for f in d) for d in t) for n, t in solver.dims.items()}
-    return Factors(dims, {f: solver.size[f] for f in map(find, range(len(solver.size)))}, whole)
+    sizes = {f: solver.size[f] for f in map(find, range(len(solver.size)))}
+    parts = {n: frozenset(find(f) for f in fs) - whole for n, fs in partial.items()}
+    return Factors(dims, sizes, whole, parts)
+
+
+def _add_up(
+    solver: _Solver, partial: dict[str, set[int]], outputs: set[str] | None, *dims: Dim
+) -> None:
+    """The dims are summed over; ``outputs``: where the sums end, None where they do not."""
+    if outputs is None:
+        solver.block(*dims)
+    for output in outputs or ():
+        partial.setdefault(output, set()).update(f for d in dims for f in d)
+
+
+class _Sums:
+    """Which outputs a sum is, up to views, dtypes and constant factors."""
+
+    def __init__(self, document: dict[str, Any]) -> None:
+        self._outputs = set(document["outputs"])
+        self._readers: dict[str, list[dict[str, Any]]] = {}
+        self._constants = {op["out"] for op in document["ops"] if op["op"] == "constant"}
+        for op in document["ops"]:
+            for name in operands_of(op):
+                self._readers.setdefault(name, []).append(op)
+
+    def outputs_of(self, name: str) -> set[str] | None:
+        """None where something else becomes of it, too."""
+        found = {name} & self._outputs
+        for op in self._readers.get(name, []):
+            first, *others = operands_of(op)
+            if op["op"] == "mul" and first in self._constants:
+                first, others = others[0], [first]
+            scaled = op["op"] in ("mul", "div") and self._constants.issuperset(others)
+            if first != name or not (scaled or op["op"] in _LINEAR):
+                return None
+            more = self.outputs_of(results_of(op)[0])
+            if more is None:
+                return None
+            found |= more
+        return found
 
 
 def _sliced(solver: _Solver, op: dict[str, Any], i: int, dim: Dim, size: int) -> Dim:

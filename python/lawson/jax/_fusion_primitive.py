@@ -28,8 +28,8 @@ from lawson._errors import UnsupportedError
 from lawson.jax import _jax, _runtime
 from lawson.jax._fusion_partition import Factors, factors_of, shard
 from lawson.jax._fusion_program import Program, Settings
-from lawson.jax._fusion_shapes import types_of
-from lawson.jax._fusion_split import parts
+from lawson.jax._fusion_shapes import operands_of, results_of, types_of
+from lawson.jax._fusion_split import Glue, parts
 from lawson.jax._trace_values import numpy_dtype
 
 _HOST_ENGINES = ("cpu", "reference")
@@ -68,8 +68,12 @@ class Compiled:
     name: str
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
-    kernels: tuple[Kernel, ...]
+    parts: tuple[Kernel | Glue, ...]
     results: tuple[Any, ...]  # avals
+
+    @property
+    def kernels(self) -> tuple[Kernel, ...]:
+        return tuple(p for p in self.parts if isinstance(p, Kernel))
 
 
 def compiled(program: Program, platform: str) -> Compiled | None:
@@ -88,7 +92,7 @@ def compiled(program: Program, platform: str) -> Compiled | None:
 
 def _compiled(program: Program, document: dict[str, Any], platform: str) -> Compiled:
     builds = functools.partial(kernel, program, platform)
-    kernels = parts(document, builds) if program.is_derived else [builds(document)]
+    made = parts(document, builds) if program.is_derived else [builds(document)]
     types = types_of(document)
     results = tuple(
         jax.ShapeDtypeStruct(types[n].shape, numpy_dtype(types[n].dtype))
@@ -98,7 +102,7 @@ def _compiled(program: Program, document: dict[str, Any], platform: str) -> Comp
         program.name,
         tuple(item["name"] for item in document["inputs"]),
         tuple(document["outputs"]),
-        tuple(kernels),
+        tuple(made),
         results,
     )
 
@@ -164,9 +168,36 @@ def _run_abstract(*avals: Any, code: Compiled) -> list[Any]:
 
 def _lower_run(ctx: Any, *operands: Any, code: Compiled) -> list[Any]:
     values: dict[str, Any] = dict(zip(code.inputs, operands))
-    for item in code.kernels:
-        values.update(zip(item.outputs, _call(ctx, item, [values[n] for n in item.inputs])))
+    for part in code.parts:
+        inputs = [item["name"] for item in part.document["inputs"]]
+        lower = _call if isinstance(part, Kernel) else _glue
+        results = lower(ctx, part, [values[n] for n in inputs])
+        values.update(zip(part.document["outputs"], results))
     return [values[n] for n in code.outputs]
+
+
+def _glue(ctx: Any, part: Glue, operands: Sequence[Any]) -> list[Any]:
+    """XLA's ops of what lies between two kernels."""
+    document = part.document
+    types = types_of(document)
+
+    def function(*arrays: Any) -> list[Any]:
+        values = dict(zip([item["name"] for item in document["inputs"]], arrays))
+        for op in document["ops"]:
+            (x,), (out,) = (values[n] for n in operands_of(op)), results_of(op)
+            if op["op"] == "convert":
+                values[out] = jax.lax.convert_element_type(x, numpy_dtype(op["dtype"]))
+            elif op["op"] == "transpose":
+                values[out] = jax.lax.transpose(x, op["perm"])
+            else:
+                values[out] = jax.lax.reshape(x, types[out].shape)
+        return [values[n] for n in document["outputs"]]
+
+    avals = [
+        [jax.ShapeDtypeStruct(types[n].shape, numpy_dtype(types[n].dtype)) for n in names]
+        for names in ([item["name"] for item in document["inputs"]], document["outputs"])
+    ]
+    return list(_jax.lower_function(_jax.plain_context(ctx, *avals), function, operands))
 
 
 def _call(ctx: Any, item: Kernel, operands: Sequence[Any], **more: Any) -> list[Any]:
@@ -190,6 +221,7 @@ for _platform in ("cpu", "cuda"):
 fusion_p = _jax.Primitive("lawson_fusion")
 fusion_p.multiple_results = True
 fusion_p.def_impl(functools.partial(_jax.apply_primitive, fusion_p))
+_jax.needs_devices(fusion_p)
 
 
 @fusion_p.def_abstract_eval
@@ -311,7 +343,16 @@ def _partitioned(program: Program, code: Compiled, platform: str) -> Any:
             [NamedSharding(mesh, _spec(factors, specs, n)) for n in names]
             for names in (code.inputs, code.outputs)
         ]
-        return mesh, functools.partial(run_p.bind, code=part), shardings[1], tuple(shardings[0])
+
+        def one_of_them(*operands: Any) -> list[Any]:
+            results = run_p.bind(*operands, code=part)
+            for i, name in enumerate(code.outputs):
+                summed = sorted(factors.partial.get(name, ()) & specs.keys())
+                if summed:
+                    results[i] = jax.lax.psum(results[i], [a for f in summed for a in specs[f]])
+            return results
+
+        return mesh, one_of_them, shardings[1], tuple(shardings[0])
 
     def infer(mesh: Any, operands: Any, results: Any) -> Any:
         specs = _specs(mesh, factors, code, operands, [])

@@ -18,7 +18,8 @@ import numpy as np
 
 from lawson import _core
 from lawson.jax import _jax
-from lawson.jax._fusion_shapes import output_names, with_outputs
+from lawson.jax._fusion_shapes import operands_of, output_names, results_of, with_outputs
+from lawson.jax._fusion_tidy import tidied
 from lawson.jax._trace import Output, Trace, trace
 
 
@@ -111,7 +112,10 @@ class Program:
             derived = gradient_graph(self.gradient_of, self.name)
             if derived is not None:
                 return derived
-        return trace(self.jaxpr, self.name, self.labels, strict=self.settings.strict)
+        found = trace(self.jaxpr, self.name, self.labels, strict=self.settings.strict)
+        if self.is_derived and found.document is not None:
+            found = dataclasses.replace(found, document=tidied(found.document))
+        return found
 
     # ---- derived programs --------------------------------------------------------------------
 
@@ -296,6 +300,24 @@ def gradient_graph(origin: Origin, name: str) -> Trace | None:
     position = {forward.document["inputs"][i]["name"]: a for a, i in read.items()}
     first = len(origin.forward.labels)
     position.update({f"d_{n}": first + i for i, n in enumerate(names)})
-    operands = tuple(position[item["name"]] for item in backward["inputs"])
-    outputs = tuple(Output("graph", i) for i in range(len(wanted)))
-    return Trace(backward, operands, outputs, None, forward.full_f32)
+    return _forwarding(tidied(backward), position, forward.full_f32)
+
+
+def _forwarding(document: dict[str, Any], position: dict[str, int], full_f32: str | None) -> Trace:
+    """The trace of a document; a result that is an argument as it was given is not computed."""
+    types = {item["name"]: item["dtype"] for item in document["inputs"]}
+    makers = {results_of(op)[0]: op for op in document["ops"]}
+    outputs: list[Output] = []
+    computed: list[str] = []
+    for name in document["outputs"]:
+        source = operands_of(makers[name])[0] if operands_of(makers[name]) else ""
+        if makers[name]["op"] == "convert" and types.get(source) == makers[name]["dtype"]:
+            outputs.append(Output("argument", position[source]))
+        else:
+            outputs.append(Output("graph", len(computed)))
+            computed.append(name)
+    if not computed:
+        return Trace(None, (), tuple(outputs), None, full_f32)
+    document = with_outputs(document, computed)
+    operands = tuple(position[item["name"]] for item in document["inputs"])
+    return Trace(document, operands, tuple(outputs), None, full_f32)

@@ -3,7 +3,8 @@
 What a user marks is one kernel or an error. Its gradient is nothing that anybody wrote, and most
 gradients are several kernels by nature: those of a product's two operands are two products. Such a
 graph is cut where a product would read what another product computes and behind reductions, into
-parts that are fusions of their own: each judged, each under the policy of the marked one.
+parts that are fusions of their own: each judged, each under the policy of the marked one. What is
+nothing but a change of dtype or shape between two of them, or behind them, is XLA's (``Glue``).
 """
 
 from __future__ import annotations
@@ -16,10 +17,18 @@ from lawson._errors import UnsupportedError
 from lawson.jax._fusion_shapes import operands_of, results_of, types_of, with_outputs
 
 _VIEWS = {"transpose", "reshape", "broadcast", "slice"}
+_GLUE = {"convert", "reshape", "transpose"}
 _HEAVY = {
     "matmul", "scaled_matmul", "layer_norm", "rms_norm", "layer_norm_backward",
     "rms_norm_backward", "attention", "attention_backward",
 }  # fmt: skip
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Glue:
+    """A part that computes nothing: a document of conversions and views."""
+
+    document: dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,17 +42,25 @@ class _State:
 def parts(document: dict[str, Any], builds: Callable[[dict[str, Any]], Any]) -> list[Any]:
     """``builds`` of each part, in an order in which later ones may read the results of earlier ones.
 
-    ``builds`` raises ``UnsupportedError`` for what is no one kernel. Parts that compute the same
-    product are one where that builds.
+    ``builds`` raises ``UnsupportedError`` for what is no one kernel. All is one part where that
+    builds, and parts that compute the same product are one where that builds.
     """
+    whole = document
+    document = _wide_reductions(document)
     cuts = _cuts(document)
     order = [r for op in document["ops"] for r in results_of(op)]
     roots = sorted({*cuts, *document["outputs"]}, key=order.index)
-    if len(roots) == 1:
-        return [builds(document)]
+    try:
+        return [builds(whole)]
+    except UnsupportedError:
+        if len(roots) == 1:
+            raise
     slices = [_slice(document, [root], cuts) for root in roots]
     built: list[Any] = []
     for group in _groups(slices):
+        if len(group) == 1 and all(op["op"] in _GLUE for op in group[0]["ops"]):
+            built.append(Glue(group[0]))
+            continue
         names = [n for s in group for n in s["outputs"]]
         if len(group) > 1:
             try:
@@ -53,6 +70,19 @@ def parts(document: dict[str, Any], builds: Callable[[dict[str, Any]], Any]) -> 
                 pass
         built.extend(builds(s) for s in group)
     return built
+
+
+def _wide_reductions(document: dict[str, Any]) -> dict[str, Any]:
+    """Reductions give f32, and are converted to a narrower dtype afterwards: kernels do not."""
+    ops = []
+    for op in document["ops"]:
+        if op["op"].startswith("reduce_") and op["dtype"] in ("f16", "bf16"):
+            (name,) = results_of(op)
+            wide = f"{name}.wide"
+            ops.append({**op, "out": wide, "dtype": "f32"})
+            op = {"op": "convert", "in": [wide], "out": name, "dtype": op["dtype"]}
+        ops.append(op)
+    return {**document, "ops": ops}
 
 
 def _cuts(document: dict[str, Any]) -> set[str]:

@@ -128,6 +128,11 @@ def device_count(ctx: Any) -> int:
     return int(getattr(axes, "num_devices", 1))
 
 
+def needs_devices(primitive: Any) -> None:
+    """Its lowering is told the devices of the program, as custom_partitioning has to be."""
+    _dispatch.prim_requires_devices_during_lowering.add(primitive)
+
+
 def lower_function(ctx: Any, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
     return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 

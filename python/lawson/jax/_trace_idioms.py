@@ -87,6 +87,10 @@ class _Match:
 
 def recognised(emitter: Emitter, result: Operand) -> Operand:
     """``result``, or the one op that is the same computation."""
+    base = emitter.unfolded(result)
+    if base is not None:
+        known = recognised(emitter, base)
+        return result if known is base else emitter.reshape(known, result.shape)
     made = emitter.made(result)
     if made is None or made.op not in ("mul", "select") or not is_float(result.dtype):
         return result
@@ -110,6 +114,10 @@ def recognised(emitter: Emitter, result: Operand) -> Operand:
 
 def rectifier(emitter: Emitter, result: Operand) -> Operand | None:
     """``relu`` or ``relu6`` for a result that is max(x, 0), or min(max(x, 0), 6); else None."""
+    base = emitter.unfolded(result)
+    if base is not None:
+        known = rectifier(emitter, base)
+        return None if known is None else emitter.reshape(known, result.shape)
     made = emitter.made(result)
     for name, pattern in (
         ("relu", ("max", "x", 0.0)),

@@ -534,6 +534,11 @@ def reduced(walk: Walk, op: str, x: Operand, axes: Any) -> Operand:
         x = walk.emit.whole(x)
     if x.dtype in ("i8", "u8", "i4", "bool") and not extremum:
         walk.refuse(f"a sum of {x.dtype} wraps around", "convert to int32 first")
+    base = walk.emit.unfolded(x)
+    merged = None if base is None else _merged_axes(base.stored, x.shape, axes)
+    if base is not None and merged:
+        whole = reduced(walk, op, dataclasses.replace(base, bounds=x.bounds), merged)
+        return walk.emit.reshape(whole, shape)
     x = walk.emit.aligned(x) if x.stored else walk.emit.whole(x)
     if any(x.stored[a] != x.shape[a] for a in axes):
         x = walk.emit.whole(x)
@@ -541,6 +546,26 @@ def reduced(walk: Walk, op: str, x: Operand, axes: Any) -> Operand:
     out = walk.emit.emit(op, (x,), x.dtype, stored, shape, axes=axes)
     return dataclasses.replace(out, integral=extremum and x.integral,
                                bounds=x.bounds if extremum else None)
+
+
+def _merged_axes(base: tuple[int, ...], shape: tuple[int, ...], axes: list[int]) -> list[int]:
+    """The axes of ``base`` that are ``axes`` of what it was reshaped to; empty: no such axes."""
+    found, left, at = [], set(axes), 0
+    for i, size in enumerate(base):
+        group: list[int] = []
+        count = 1
+        while at < len(shape) and (count < size or shape[at] == 1):
+            count *= shape[at]
+            group.append(at)
+            at += 1
+        if count != size or 0 in shape:
+            return []
+        inside = {a for a in group if shape[a] != 1}
+        if inside and inside <= left:
+            found.append(i)
+        elif inside & left:
+            return []
+    return found
 
 
 @rule("reduce_or", "reduce_and")

@@ -208,12 +208,62 @@ class Emitter:
 
     def pointwise(self, op: str, operands: Sequence[Operand], dtype: str, **attributes: Any) -> Value:
         """A pointwise op; its result is stored only as large as its operands are."""
+        folded = self._folded(operands)
+        if folded is not None:
+            shape, narrow, matrix = folded
+            out = self.emit(op, narrow, dtype, matrix, **attributes)
+            return self._stored_as(out, shape, shape)
         shape = np.broadcast_shapes(*(x.shape for x in operands))
         stored = np.broadcast_shapes(*(x.stored for x in operands if isinstance(x, Value)), ())
         return self.emit(op, operands, dtype, stored, shape, **attributes)
 
     def convert(self, x: Value, dtype: str) -> Value:
         return x if x.dtype == dtype else self.pointwise("convert", (x,), dtype)
+
+    def unfolded(self, x: Operand) -> Value | None:
+        """The computed value that ``x`` is a reshape of: kernels go on with the shape of a product,
+        and rearrange its elements only on their way out. None where it is no such value."""
+        made = self.made(x)
+        if made is None or made.op != "reshape" or not isinstance(x, Value) or x.stored != x.shape:
+            return None
+        (base,) = made.operands
+        assert isinstance(base, Value)
+        return None if self.is_view(base) else dataclasses.replace(base, shape=base.stored)
+
+    def is_view(self, x: Value) -> bool:
+        """An input, or a view of one."""
+        made = self.made(x)
+        while made is not None and made.op in ("reshape", "transpose", "slice"):
+            (x,) = (o for o in made.operands if isinstance(o, Value))
+            made = self.made(x)
+        return made is None
+
+    def _folded(self, operands: Sequence[Operand]) -> tuple[Shape, list[Operand], Shape] | None:
+        """Pointwise operands in the shape that one of them was computed in, where they all can be:
+        their common shape, themselves, that shape."""
+        bases = [b for b in map(self.unfolded, operands) if b is not None]
+        shape = np.broadcast_shapes(*(x.shape for x in operands))
+        if not bases or np.prod(shape, dtype=np.int64) != np.prod(bases[0].stored, dtype=np.int64):
+            return None
+        matrix = bases[0].stored
+        same = 0  # trailing dims that are the same in both shapes
+        while same < min(len(shape), len(matrix)) and shape[-1 - same] == matrix[-1 - same]:
+            same += 1
+        narrow: list[Operand] = []
+        for x in operands:
+            base = self.unfolded(x)
+            if isinstance(x, Const) or not x.stored:
+                narrow.append(dataclasses.replace(x, shape=()))
+            elif base is not None and base.stored == matrix:
+                narrow.append(base)
+            elif all(n == 1 for n in x.stored[: len(x.stored) - same]):
+                short = x.stored[max(len(x.stored) - same, 0) :]
+                narrow.append(self._stored_as(x, short, short))
+            elif x.stored == shape and self.is_view(x):
+                narrow.append(self._stored_as(x, matrix, matrix))
+            else:
+                return None
+        return shape, narrow, matrix
 
     # ---- views -------------------------------------------------------------------------------
 
