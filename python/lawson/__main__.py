@@ -1,0 +1,3 @@
+from lawson._cli import main
+
+main()
