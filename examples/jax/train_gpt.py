@@ -4,11 +4,11 @@
     python examples/jax/train_gpt.py --device gpu --steps 500 --width 768 --layers 12 --heads 12
     python examples/jax/train_gpt.py --check                # beside the same model without Lawson
 
-The model is the usual one (Radford et al. 2019) over bytes: learnt positions, layer norm first, causal
-attention, an MLP with GELU, tied embeddings, Adam. Two things of it are Lawson's: the attention is
-`lawson.jax.dot_product_attention`, and the halves of the MLP are each marked with `lawson.jax.fusion`,
-product, bias and activation in one kernel. Either they are fused, forward and backward, or the program
-ends with the reason: `--plans` lists what runs.
+The model is the usual one (Radford et al. 2019) over bytes: learnt positions, layer norm first,
+causal attention, an MLP with GELU, tied embeddings, Adam. Two things of it are Lawson's: the
+attention is `lawson.jax.dot_product_attention`, and the halves of the MLP are each marked with
+`lawson.jax.fusion`, product, bias and activation in one kernel. Either they are fused, forward and
+backward, or the program ends with the reason: `--plans` lists what runs.
 """
 
 from __future__ import annotations

@@ -83,15 +83,23 @@ class Case:
             info["lq"], info["lk"] = like["lq"], like["lk"]
         arrays: dict[str, Any] = {}
         if self.ragged:
-            for name, side, length in (("q", "q", self.s), ("k", "kv", self.t), ("v", "kv", self.t)):
+            for name, side, length in (
+                ("q", "q", self.s),
+                ("k", "kv", self.t),
+                ("v", "kv", self.t),
+            ):
                 lens = info["lq" if side == "q" else "lk"]
                 if like is not None:
                     info[f"places_{side}"] = like[f"places_{side}"]
                 elif name != "v":
                     room = lens + (rng.integers(0, 3, self.b) if self.gaps else 0)
                     info[f"places_{side}"] = np.concatenate([[0], np.cumsum(room)]).astype(np.int32)
-                arrays[name] = self.pack(at[name], info[f"places_{side}"], lens, self.b * (length + 2))
-                arrays[f"cu_seqlens_{side}"] = np.concatenate([[0], np.cumsum(lens)]).astype(np.int32)
+                arrays[name] = self.pack(
+                    at[name], info[f"places_{side}"], lens, self.b * (length + 2)
+                )
+                arrays[f"cu_seqlens_{side}"] = np.concatenate([[0], np.cumsum(lens)]).astype(
+                    np.int32
+                )
                 if self.gaps:
                     arrays[f"cu_seqlens_{side}_padded"] = info[f"places_{side}"]
         else:
@@ -232,7 +240,12 @@ class Case:
             bound = answer.lse_bound()
             if self.ragged:
                 self._ragged_rows(
-                    where + "lse", results[1][..., None], answer.lse[..., None], bound[..., None], "q", info
+                    where + "lse",
+                    results[1][..., None],
+                    answer.lse[..., None],
+                    bound[..., None],
+                    "q",
+                    info,
                 )
             else:
                 oracle.check(where + "lse", results[1], answer.lse, bound)
@@ -244,14 +257,18 @@ class Case:
             if not self.ragged and (self.sink or self.softmax != "vanilla"):
                 dlse = info["dlse"]  # of a hidden row, the log-sum-exp is the sink
         found = answer.gradients(
-            np.where(rows[:, None, :, None], np.asarray(info["do"], np.float64), 0), dlse, self.dtype
+            np.where(rows[:, None, :, None], np.asarray(info["do"], np.float64), 0),
+            dlse,
+            self.dtype,
         )
         for name, (value, bound) in found.items():
             if name not in gradients:
                 continue
             got = gradients[name]
             if name in "qkv" and self.ragged:
-                self._ragged_rows(where + "d" + name, got, value, bound, "q" if name == "q" else "kv", info)
+                self._ragged_rows(
+                    where + "d" + name, got, value, bound, "q" if name == "q" else "kv", info
+                )
                 continue
             if name in "qkv":
                 order = ORDER[self.words()["qkv".index(name)]]
@@ -300,20 +317,30 @@ CASES = [
     Case("dropout-mask", dropout="mask", bias=(1, 4, 9, 9), lse=False),
     Case("ragged", b=3, layout="thd", mask="causal", h=4, g=2),
     Case("ragged-gaps", b=3, layout="thd", gaps=True, s=7, t=11, sink=True),
-    Case("ragged-right", b=3, layout="thd", s=7, t=11, mask="padding_causal_bottom_right", lse=False),
+    Case(
+        "ragged-right", b=3, layout="thd", s=7, t=11, mask="padding_causal_bottom_right", lse=False
+    ),
     Case("bf16", dtype="bfloat16", h=4, g=2, s=40, t=40, mask="causal", lengths="kv"),
     Case("f16", dtype="float16", bias=(1, 4, 9, 9), bias_dtype="float16", sink=True),
     Case("vmap-all", mapped=("q", "k", "v", "do", "dlse"), h=4, g=2, mask="causal"),
     Case("vmap-q", mapped=("q", "do", "dlse"), e=8, lengths="kv", bias=(1, 4, 1, 9)),
     Case("vmap-kv", mapped=("k", "v", "seqlens_kv"), e=8, lengths="kv", layout="sbhd", lse=False),
-    Case("vmap-bias", mapped=("bias", "q", "do", "dlse"), bias=(1, 1, 9, 9), attn_mask=(1, 1, 1, 9)),
+    Case(
+        "vmap-bias", mapped=("bias", "q", "do", "dlse"), bias=(1, 1, 9, 9), attn_mask=(1, 1, 1, 9)
+    ),
     Case("vmap-mask", mapped=("attn_mask", "v"), attn_mask=(2, 1, 1, 9), e=24, lse=False),
     Case("vmap-sink", mapped=("sink", "q", "do"), sink=True, h=4, g=2),
     Case("vmap-sink-whole", mapped=("q", "k", "v", "do"), sink=True, h=4, g=1, lse=False),
-    Case("vmap-sink-lengths", mapped=("q", "sink", "seqlens_kv"), sink=True, lengths="kv", lse=False),
+    Case(
+        "vmap-sink-lengths", mapped=("q", "sink", "seqlens_kv"), sink=True, lengths="kv", lse=False
+    ),
     Case("vmap-dropout", mapped=("q", "do", "dropout_key"), dropout="key"),
     Case("vmap-same-dropout", mapped=("q", "k", "v", "do"), dropout="key", lse=False),
     Case("vmap-ragged", mapped=("q", "k", "v", "do", "dlse"), layout="thd", h=4, g=2, gaps=True),
-    Case("vmap-ragged-lengths", mapped=("q", "k", "v", "do", "cu_seqlens_q", "cu_seqlens_kv"),
-         layout="thd", lse=False),
+    Case(
+        "vmap-ragged-lengths",
+        mapped=("q", "k", "v", "do", "cu_seqlens_q", "cu_seqlens_kv"),
+        layout="thd",
+        lse=False,
+    ),
 ]

@@ -1,7 +1,7 @@
-"""Attention in plain NumPy and f64, forward and backward, with bounds of the error of narrower runs.
+"""Attention in plain NumPy and f64, forward and backward, with bounds of the error of others.
 
-Everything is dense and logical, `[b, h, s, d]`; what a call's layout, lengths and masks mean has been
-turned into one boolean array before (`visible`). Shares nothing with the library.
+Everything is dense and logical, `[b, h, s, d]`; what a call's layout, lengths and masks mean has
+been turned into one boolean array before (`visible`). Shares nothing with the library.
 """
 
 from __future__ import annotations
@@ -91,7 +91,9 @@ class Attention:
             size = size + np.where(np.isfinite(self.added), np.abs(self.added), 0)
         see = np.broadcast_to(self.see, x.shape) & ~np.isneginf(x)
         x = np.where(see, x, -np.inf)
-        extra = None if self.sink is None else np.asarray(self.sink, np.float64).reshape(1, -1, 1, 1)
+        extra = (
+            None if self.sink is None else np.asarray(self.sink, np.float64).reshape(1, -1, 1, 1)
+        )
         top = x.max(axis=-1, keepdims=True, initial=-np.inf)
         self.max_logit = top[..., 0]
         if extra is not None:
@@ -161,7 +163,9 @@ class Attention:
         }
         if self.bias is not None:
             shape = np.asarray(self.bias).shape
-            at, size = (dx * self.scale, dx_size * abs(self.scale)) if self.pre_scale else (ds, ds_size)
+            at, size = (
+                (dx * self.scale, dx_size * abs(self.scale)) if self.pre_scale else (ds, ds_size)
+            )
             found["bias"] = (reduce_to(at, shape), reduce_to(size, shape))
         if self.sink is not None:
             share = np.exp(np.asarray(self.sink).reshape(1, -1, 1, 1) - self.lse[..., None])
@@ -184,7 +188,7 @@ class Attention:
 
 
 def check(name: str, got: Any, expected: np.ndarray, bound: np.ndarray) -> None:
-    """Asserts that every element is within its bound, and that infinities are where they should be."""
+    """Asserts that every element is within its bound, and infinities are where they should be."""
     got = np.asarray(got).astype(np.float64)
     assert got.shape == expected.shape, f"{name}: shape {got.shape}, expected {expected.shape}"
     both = np.isfinite(expected)
@@ -194,5 +198,6 @@ def check(name: str, got: Any, expected: np.ndarray, bound: np.ndarray) -> None:
     worst = np.argmax(off / bound)
     assert np.all(off <= bound), (
         f"{name}: {got.flat[worst]} instead of {expected.flat[worst]} at "
-        f"{np.unravel_index(worst, off.shape)}; the bound is {np.broadcast_to(bound, off.shape).flat[worst]}"
+        f"{np.unravel_index(worst, off.shape)}; the bound is "
+        f"{np.broadcast_to(bound, off.shape).flat[worst]}"
     )

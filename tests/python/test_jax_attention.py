@@ -1,4 +1,4 @@
-"""Attention in JAX: the signature of jax.nn, what is refused, and faults of others that it has not."""
+"""Attention in JAX: the signature of jax.nn, what is refused, faults of others that it has not."""
 
 from __future__ import annotations
 
@@ -61,12 +61,16 @@ def _calls() -> dict[str, dict[str, Any]]:
             "query_seq_lengths": jnp.array([5, 12], jnp.int32),
             "key_value_seq_lengths": jnp.array([7, 12], jnp.int32),
         },
-        "lengths of keys": {"key_value_seq_lengths": jnp.array([7, 1], jnp.int32), "is_causal": True},
+        "lengths of keys": {
+            "key_value_seq_lengths": jnp.array([7, 1], jnp.int32),
+            "is_causal": True,
+        },
     }
 
 
 @pytest.mark.parametrize(
-    ("name", "heads"), [*((name, 2) for name in _calls()), ("bias", 4), ("causal", 4), ("causal", 1)]
+    ("name", "heads"),
+    [*((name, 2) for name in _calls()), ("bias", 4), ("causal", 4), ("causal", 1)],
 )
 def test_results_are_those_of_xla(name: str, heads: int) -> None:
     """Output, residual and gradients, where JAX's own have a meaning: no row sees nothing."""
@@ -108,7 +112,8 @@ def test_three_dims_are_one_sequence() -> None:
 def test_implementation_is_accepted(implementation: Any) -> None:
     q = normal(0, 1, 4, 2, 8)
     np.testing.assert_array_equal(
-        dot_product_attention(q, q, q, implementation=implementation), dot_product_attention(q, q, q)
+        dot_product_attention(q, q, q, implementation=implementation),
+        dot_product_attention(q, q, q),
     )
 
 
@@ -137,7 +142,9 @@ def test_window_bounds_hold_without_causal(window: tuple[int, int], causal: bool
         np.testing.assert_array_equal(got[:, :5], other[:, :5])
 
 
-@pytest.mark.parametrize("shape", [(2, 1, 1, 7), (1, 1, 1, 7), (2, 4, 1, 1), (1, 4, 5, 1), (7,), (5, 7)])
+@pytest.mark.parametrize(
+    "shape", [(2, 1, 1, 7), (1, 1, 1, 7), (2, 4, 1, 1), (1, 4, 5, 1), (7,), (5, 7)]
+)
 def test_bias_and_mask_broadcast_over_every_dim(shape: tuple[int, ...]) -> None:
     q, k, v = normal(0, 2, 5, 4, 8), normal(1, 2, 7, 2, 8), normal(2, 2, 7, 2, 8)
     bias = normal(3, *shape)
@@ -198,7 +205,9 @@ def test_vmap_keeps_the_depth_of_v() -> None:
     q, k, v = normal(0, 3, 2, 5, 4, 8), normal(1, 3, 2, 6, 2, 8), normal(2, 3, 2, 6, 2, 24)
     o = jax.vmap(dot_product_attention)(q, k, v)
     assert o.shape == (3, 2, 5, 4, 24)
-    np.testing.assert_array_equal(o, jnp.stack([dot_product_attention(*x) for x in zip(q, k, v)]))
+    np.testing.assert_array_equal(
+        o, jnp.stack([dot_product_attention(*x) for x in zip(q, k, v, strict=True)])
+    )
 
 
 def test_paged_attention_is_not_differentiated() -> None:
@@ -236,7 +245,9 @@ def test_rows_that_see_nothing_are_0_with_gradients_0(softmax: str) -> None:
     assert np.all(np.asarray(o)[:, 1] == 0) and np.all(np.asarray(o)[:, 0] != 0)
     assert np.all(np.asarray(dq)[:, 1] == 0) and np.all(np.asarray(dq)[:, 0] != 0)
     expected = {"vanilla": -np.inf, "off_by_one": 0.0, "learnable": None if sink is None else sink}
-    np.testing.assert_array_equal(np.asarray(lse)[0, :, 1], np.broadcast_to(expected[softmax], (2,)))
+    np.testing.assert_array_equal(
+        np.asarray(lse)[0, :, 1], np.broadcast_to(expected[softmax], (2,))
+    )
 
 
 def test_empty_batches_and_sequences() -> None:
@@ -247,7 +258,9 @@ def test_empty_batches_and_sequences() -> None:
     assert np.all(np.asarray(o) == 0) and np.all(np.isneginf(lse))
     dk = jax.grad(lambda k: dot_product_attention(q[:, :0], k, k).sum())(k)
     assert np.all(np.asarray(dk) == 0) and dk.shape == k.shape
-    assert jax.grad(lambda q: dot_product_attention(q, k[:, :0], k[:, :0]).sum())(q).shape == q.shape
+    assert (
+        jax.grad(lambda q: dot_product_attention(q, k[:, :0], k[:, :0]).sum())(q).shape == q.shape
+    )
 
 
 # ---- gradients ---------------------------------------------------------------------------------
@@ -395,7 +408,7 @@ def test_vmap_of_dropout_is_that_of_separate_calls() -> None:
         return dot_product_attention(q, q, q, dropout_rate=0.5, dropout_key=key)
 
     np.testing.assert_array_equal(
-        jax.vmap(call)(q, keys), jnp.stack([call(x, key) for x, key in zip(q, keys)])
+        jax.vmap(call)(q, keys), jnp.stack([call(x, key) for x, key in zip(q, keys, strict=True)])
     )
     np.testing.assert_array_equal(
         jax.vmap(call, in_axes=(0, None))(q, keys[0]), jnp.stack([call(x, keys[0]) for x in q])
@@ -411,7 +424,10 @@ def test_pages_are_read_through_their_table(mapped: bool) -> None:
     q = normal(0, 2, 3, 4, 8)
     order = np.array([[4, 0, 7], [1, 6, 2]])
     lengths = jnp.array([11, 5])
-    pages_k, pages_v = np.full((8, 4, 2, 8), 1e4, np.float32), np.full((8, 4, 2, 16), 1e4, np.float32)
+    pages_k, pages_v = (
+        np.full((8, 4, 2, 8), 1e4, np.float32),
+        np.full((8, 4, 2, 16), 1e4, np.float32),
+    )
     for n in range(2):
         for j in range(int(lengths[n])):
             pages_k[order[n, j // 4], j % 4] = k[n, j]
@@ -472,7 +488,12 @@ def test_packed_layouts(layout: str) -> None:
     more: dict[str, Any] = {}
     if layout.startswith("t"):
         offsets = jnp.array([0, 5, 10], jnp.int32)
-        more = {"cu_seqlens_q": offsets, "cu_seqlens_kv": offsets, "max_seqlen_q": 5, "max_seqlen_kv": 5}
+        more = {
+            "cu_seqlens_q": offsets,
+            "cu_seqlens_kv": offsets,
+            "max_seqlen_q": 5,
+            "max_seqlen_kv": 5,
+        }
         expected = expected.reshape(-1, 4, 8)
     elif layout.startswith("s"):
         expected = expected.swapaxes(0, 1)
@@ -561,7 +582,9 @@ def test_another_platform_is_a_typed_error() -> None:
 
 def test_f64_where_jax_has_it() -> None:
     with jax.enable_x64(True):
-        q, k, v = (jnp.asarray(np.random.default_rng(i).standard_normal((1, 5, 2, 16))) for i in range(3))
+        q, k, v = (
+            jnp.asarray(np.random.default_rng(i).standard_normal((1, 5, 2, 16))) for i in range(3)
+        )
         assert q.dtype == jnp.float64
         o, lse = dot_product_attention(q, k, v, return_residual=True, is_causal=True)
         dropped = attention(q, k, v, dropout_rate=0.5, dropout_key=jax.random.key(0))
@@ -571,5 +594,7 @@ def test_f64_where_jax_has_it() -> None:
         oracle.visible("causal", (-1, -1), [5], [5], 5, 5),
         0.25,  # the scale is f32 whatever the arrays are: docs/spec.md
     )
-    np.testing.assert_allclose(np.asarray(o).transpose(0, 2, 1, 3), answer.o, rtol=1e-13, atol=1e-14)
+    np.testing.assert_allclose(
+        np.asarray(o).transpose(0, 2, 1, 3), answer.o, rtol=1e-13, atol=1e-14
+    )
     np.testing.assert_allclose(np.asarray(lse).transpose(0, 2, 1), answer.lse, rtol=1e-13)

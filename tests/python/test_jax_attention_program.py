@@ -139,7 +139,9 @@ def test_cache_debug_counts_what_jax_does() -> None:
 
 def test_debug_tells_engine_and_reasons() -> None:
     _, err = run(_TRAIN, LAWSON_DEBUG="1")
-    chosen = re.findall(r"^lawson: '(\S+)' \((\w+)\) on cpu: engine=cpu plan=\S+ key=\w+$", err, re.M)
+    chosen = re.findall(
+        r"^lawson: '(\S+)' \((\w+)\) on cpu: engine=cpu plan=\S+ key=\w+$", err, re.M
+    )
     assert {which for _, which in chosen} == {"forward", "backward"}, err
     assert "not reference" not in err
     _, err = run(_TRAIN, LAWSON_DEBUG="1", LAWSON_DEBUG_LEVEL="2")

@@ -1,4 +1,4 @@
-"""500 random attention calls through jit, grad and vmap against an f64 oracle, element by element."""
+"""500 random attention calls through jit, grad and vmap, element by element against f64."""
 
 from __future__ import annotations
 
@@ -30,7 +30,9 @@ def _elements(case: Case, rng: np.random.Generator) -> tuple[dict[str, Any], lis
             arrays["dlse"] = first["dlse"]
         elements.append((arrays, mixed))
     stacked = {
-        name: np.stack([arrays[name] for arrays, _ in elements]) if name in case.mapped else first[name]
+        name: np.stack([arrays[name] for arrays, _ in elements])
+        if name in case.mapped
+        else first[name]
         for name in first
     }
     return stacked, elements

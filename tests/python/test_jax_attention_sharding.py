@@ -1,7 +1,7 @@
 """Attention over eight virtual devices: sharded jit by Shardy and by GSPMD, shard_map, pmap.
 
-Every sharded program has to give what one device gives, with the gradients of everything, and to hold
-calls of Lawson for the shapes of a shard; nothing is gathered on the way.
+Every sharded program has to give what one device gives, with the gradients of everything, and to
+hold calls of Lawson for the shapes of a shard; nothing is gathered on the way.
 """
 
 from __future__ import annotations
@@ -112,7 +112,9 @@ def test_a_split_sequence_is_refused(partitioner: str, of_q: P, of_k: P, message
 def test_heads_that_do_not_divide_are_refused(partitioner: str) -> None:
     q, k, v, *_ = arguments(4, 2, (1, 1, 1, 1))
     q = jax.device_put(q, NamedSharding(mesh(), P(None, None, "x")))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="(?s)4 heads of q and 2 of k and v cannot"):
+    with pytest.raises(
+        jax.errors.JaxRuntimeError, match="(?s)4 heads of q and 2 of k and v cannot"
+    ):
         jax.jit(dot_product_attention)(q, k, v)
 
 
@@ -131,7 +133,9 @@ def _check_dropout(q: Any, key: Any, dq: Any, o: Any, kept: Any) -> None:
         return jnp.einsum("bhst,bthd->bshd", p * kept * 2.0, q)
 
     np.testing.assert_allclose(o, plain(q), **CLOSE)
-    np.testing.assert_allclose(dq, jax.grad(lambda q: jnp.sum(plain(q) ** 2))(q), rtol=2e-4, atol=2e-4)
+    np.testing.assert_allclose(
+        dq, jax.grad(lambda q: jnp.sum(plain(q) ** 2))(q), rtol=2e-4, atol=2e-4
+    )
 
 
 def test_dropout_differs_between_shards(partitioner: str) -> None:
@@ -148,9 +152,10 @@ def test_shard_map(check_vma: bool) -> None:
     specs = (P("x", None, "y"), P("x", None, "y"), P("x", None, "y"), P(None, "y"), P("y"), P("x"))
 
     def total(*args: Any) -> Any:
-        body = lambda *args: attention(  # noqa: E731
-            *args[:3], bias=args[3], sink=args[4], seqlens_kv=args[5], mask="causal", return_lse=True
-        )
+        def body(q: Any, k: Any, v: Any, bias: Any, sink: Any, lengths: Any) -> Any:
+            more = {"bias": bias, "sink": sink, "seqlens_kv": lengths}
+            return attention(q, k, v, mask="causal", return_lse=True, **more)
+
         o, lse = jax.shard_map(
             body,
             mesh=mesh(),

@@ -2,39 +2,24 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from lawson._errors import InvalidArgumentError, UnsupportedError
+from lawson.jax import _attention_arguments as arguments
 from lawson.jax import _attention_batching as batching
 from lawson.jax import _attention_primitive as primitive
 from lawson.jax._attention_grad import attend
-from lawson.jax._attention_segments import Ragged, cumulative, ragged
-from lawson.jax._attention_setup import DENSE, FLOATS, MASKS, OPTIONAL, Choice, Setup
+from lawson.jax._attention_partition import seed_of_shard
+from lawson.jax._attention_segments import Segments, cumulative
+from lawson.jax._attention_setup import MASKS, OPTIONAL, Choice, Setup
 
 primitive.register()
 batching.register()
-
-# Packed layouts: where the packed axis is, and which tensors it holds.
-_PACKED = {
-    "bs3hd": ("bshd", 2, 3),
-    "sb3hd": ("sbhd", 2, 3),
-    "t3hd": ("thd", 1, 3),
-    "bsh3d": ("bshd", 3, 3),
-    "sbh3d": ("sbhd", 3, 3),
-    "th3d": ("thd", 2, 3),
-    "bshd_bs2hd": ("bshd", 2, 2),
-    "sbhd_sb2hd": ("sbhd", 2, 2),
-    "thd_t2hd": ("thd", 1, 2),
-    "bshd_bsh2d": ("bshd", 3, 2),
-    "sbhd_sbh2d": ("sbhd", 3, 2),
-    "thd_th2d": ("thd", 2, 2),
-}
 
 
 def attention(
@@ -84,32 +69,33 @@ def attention(
     """softmax(softcap(scale * Q K^T) + bias, masked) V, as docs/spec.md defines it.
 
     One fused plan runs, forward and backward; what does not fuse raises `lawson.UnsupportedError`
-    with every reason, when the call is compiled. Differentiable (reverse mode, first order) in q, k,
-    v, bias and sink, also through the log-sum-exp.
+    with every reason, when the call is compiled. Differentiable (reverse mode, first order) in q,
+    k, v, bias and sink, also through the log-sum-exp.
 
     Args:
       q, k, v: arrays whose dims are in the order of `layout`, of one dtype (f16, bf16, f32; f64 on
-        the host). Heads of q are a multiple of those of k and v; v may have a depth of its own. In a
-        packed layout q holds all three (k and v None), or k holds K and V (v None).
+        the host). Heads of q are a multiple of those of k and v; v may have a depth of its own. In
+        a packed layout q holds all three (k and v None), or k holds K and V (v None).
       layout: `bshd`, `sbhd`, `bhsd`, `thd` (ragged: all tokens in one axis), three of these joined
         by `_`, or a packed one: `bs3hd sb3hd t3hd bsh3d sbh3d th3d bshd_bs2hd sbhd_sb2hd thd_t2hd
         bshd_bsh2d sbhd_sbh2d thd_th2d`.
-      mask: `none`, `causal` (row i sees columns up to i), `causal_bottom_right` (aligned at the last
-        row and column of each sequence), or one of these with `padding`.
+      mask: `none`, `causal` (row i sees columns up to i), `causal_bottom_right` (aligned at the
+        last row and column of each sequence), or one of these with `padding`.
       window: `(left, right)`: the columns that a row sees to each side, inclusive; -1: all.
-      seqlens_q, seqlens_kv: i32[b], lengths in dense layouts and pages: what lies behind them is not
-        seen, and gives 0. One of them alone: the other side is whole.
+      seqlens_q, seqlens_kv: i32[b], lengths in dense layouts and pages: what lies behind them is
+        not seen, and gives 0. One of them alone: the other side is whole.
       cu_seqlens_q, cu_seqlens_kv: i32[b+1], offsets of ragged sequences; with `*_padded` the valid
         lengths, and `*_padded` says where the sequences lie. Offsets beyond the array are cut off.
-      max_seqlen_q, max_seqlen_kv: the longest sequence that a ragged or paged side may have (static;
-        default: all tokens, or what a row of the page table holds). It bounds masks and bias.
-      segment_ids, kv_segment_ids: i32[b, s] for `bshd`: in each row, tokens of segment 1, 2, ... lie
-        together and in order and see only each other; 0 is padding. `kv_segment_ids` defaults to
-        `segment_ids`. Run as ragged sequences, at most `max_segments` (static) in each row. Ids that
-        are not like this make the result NaN.
-      page_table_k, page_table_v: i32[b, pages]; k and v are then pages, `[pages, page, heads, depth]`
-        in `bshd`, and `seqlens_kv` the lengths. `page_table_v` defaults to `page_table_k`. No
-        gradients.
+      max_seqlen_q, max_seqlen_kv: the longest sequence that a ragged or paged side may have
+        (static; default: all tokens, or what a row of the page table holds). It bounds masks and
+        bias.
+      segment_ids, kv_segment_ids: i32[b, s] for `bshd`: in each row, tokens of segment 1, 2, ...
+        lie together and in order and see only each other; 0 is padding. `kv_segment_ids` defaults
+        to `segment_ids`. Run as ragged sequences, at most `max_segments` (static) in each row. Ids
+        that are not like this make the result NaN.
+      page_table_k, page_table_v: i32[b, pages]; k and v are then pages, `[pages, page, heads,
+        depth]` in `bshd`, and `seqlens_kv` the lengths. `page_table_v` defaults to `page_table_k`.
+        No gradients.
       k_new, v_new: new tokens that are written to the end of the caches k and v before they are
         used; `seqlens_kv` counts them. The caches are results: give the old ones away with
         `donate_argnums`, or XLA copies them.
@@ -133,8 +119,9 @@ def attention(
       engine, workspace_limit, tuning: as in `lawson.Options`.
 
     Returns:
-      The output, in q's layout; or a tuple of it and, in this order, what was asked for: log-sum-exp,
-      largest score, dropout mask; and the caches k and v after `k_new`. Rows that see nothing are 0.
+      The output, in q's layout; or a tuple of it and, in this order, what was asked for:
+      log-sum-exp, largest score, dropout mask; and the caches k and v after `k_new`. Rows that see
+      nothing are 0.
 
     Raises:
       lawson.InvalidArgumentError: a ValueError; names the argument, what was given and what is
@@ -154,12 +141,12 @@ def attention(
         for name, value in given.items():
             if value is not None:
                 raise InvalidArgumentError(f"{name}: not together with segment_ids")
-    words, q, k, v = _unpack(layout, q, k, v)
+    words, q, k, v = arguments.unpacked(layout, q, k, v)
     q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
-    _check_dtypes(q, k, v)
+    arguments.check_dtypes(q, k, v)
     segments = None
     if segment_ids is not None:
-        segments = _Segments.make(words, q, k, segment_ids, kv_segment_ids, max_segments)
+        segments = Segments.make(words, q, k, segment_ids, kv_segment_ids, max_segments)
         max_seqlen_q = q.shape[1] if max_seqlen_q is None else max_seqlen_q
         max_seqlen_kv = k.shape[1] if max_seqlen_kv is None else max_seqlen_kv
         q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
@@ -175,7 +162,7 @@ def attention(
     if not 0 <= dropout_rate < 1:
         raise InvalidArgumentError(f"dropout_rate: {dropout_rate} is not in [0, 1)")
     if scale is not None:
-        scale = _number("scale", scale)
+        scale = arguments.number("scale", scale)
 
     operands: dict[str, Any] = {"q": q, "k": k, "v": v}
     rows = {
@@ -186,19 +173,21 @@ def attention(
     }
     for name, (offsets, tensor, word) in rows.items():
         if (word == "thd") != (offsets is not None) and not name.endswith("_padded"):
-            raise InvalidArgumentError(f"{name}: goes with a thd layout, and it is {'_'.join(words)}")
+            raise InvalidArgumentError(
+                f"{name}: goes with a thd layout, and it is {'_'.join(words)}"
+            )
         if offsets is not None:
             if word != "thd":
                 raise InvalidArgumentError(f"{name}: goes with a thd layout, not with {word}")
-            operands[name] = jnp.clip(_integers(name, offsets), 0, tensor.shape[0])
+            operands[name] = jnp.clip(arguments.integers(name, offsets), 0, tensor.shape[0])
     padded = [name for name in operands if name.endswith("_padded")]
     if len(padded) == 1 and words[0] == words[1] == "thd":
         other = "cu_seqlens_kv" if padded[0] == "cu_seqlens_q_padded" else "cu_seqlens_q"
         operands[f"{other}_padded"] = operands[other]
-    max_q = _longest("max_seqlen_q", max_seqlen_q, q, words[0])
-    max_kv = _longest("max_seqlen_kv", max_seqlen_kv, k, words[1])
+    max_q = arguments.longest_sequence("max_seqlen_q", max_seqlen_q, q, words[0])
+    max_kv = arguments.longest_sequence("max_seqlen_kv", max_seqlen_kv, k, words[1])
     if page_table_k is not None:
-        max_kv = _pages(operands, page_table_k, page_table_v, max_seqlen_kv, words)
+        max_kv = arguments.add_pages(operands, page_table_k, page_table_v, max_seqlen_kv, words)
         if seqlens_kv is None:
             raise InvalidArgumentError("seqlens_kv: missing; paged k and v need their lengths")
     if k_new is not None or v_new is not None:
@@ -207,10 +196,10 @@ def attention(
         if seqlens_kv is None:
             raise InvalidArgumentError("seqlens_kv: missing; a cache needs its lengths")
         operands["k_new"], operands["v_new"] = jnp.asarray(k_new), jnp.asarray(v_new)
-    mask = _lengths(operands, mask, words, max_kv, seqlens_q, seqlens_kv)
-    kind = _scores(operands, bias, bias_kind, attn_mask, alibi, alibi_slopes, sink)
+    mask = arguments.add_lengths(operands, mask, words, max_kv, seqlens_q, seqlens_kv)
+    kind = arguments.add_scores(operands, bias, bias_kind, attn_mask, alibi, alibi_slopes, sink)
     if dropout_rate:
-        _dropout(operands, dropout_key, dropout_mask)
+        arguments.add_dropout(operands, dropout_key, dropout_mask)
     elif dropout_mask is not None or return_dropout_mask:
         raise InvalidArgumentError("dropout_mask: goes with a dropout_rate above 0")
 
@@ -227,7 +216,7 @@ def attention(
         scale=scale,
         max_q=max_q,
         max_kv=max_kv,
-        output_dtype=_output_dtype(output_dtype, q.dtype),
+        output_dtype=arguments.output_dtype(output_dtype, q.dtype),
         deterministic=bool(deterministic),
         stats=bool(return_lse),
         max_logit=bool(return_max_logit),
@@ -237,7 +226,7 @@ def attention(
     return _run(setup, [operands[name] for name in names], segments)
 
 
-def _run(setup: Setup, operands: Sequence[Any], segments: _Segments | None) -> Any:
+def _run(setup: Setup, operands: Sequence[Any], segments: Segments | None) -> Any:
     shapes = {name: x.shape for name, x in zip(setup.names, operands, strict=True)}
     sizes = setup.sizes(shapes)
     values = primitive.varying_alike(operands)
@@ -272,272 +261,8 @@ def _attend(setup: Setup, values: Sequence[Any]) -> list[Any]:
 
 def _seed_of_place(given: Any, seed: Any) -> Any:
     """Inside shard_map, a seed that is the same on axes over which q differs becomes different."""
-    from lawson.jax._attention_partition import seed_of_shard
-
     axes = jax.typeof(seed).manual_axis_type.varying - jax.typeof(given).manual_axis_type.varying
     return seed_of_shard(seed, tuple(sorted(axes)))
-
-
-# ---- arguments ---------------------------------------------------------------------------------
-
-
-def _unpack(layout: str, q: Any, k: Any, v: Any) -> tuple[tuple[str, str, str], Any, Any, Any]:
-    if layout in _PACKED:
-        word, axis, count = _PACKED[layout]
-        packed, missing = (q, (k, v)) if count == 3 else (k, (v,))
-        if packed is None or any(x is not None for x in missing):
-            raise InvalidArgumentError(
-                f"layout: in '{layout}', "
-                + ("q holds q, k and v; k and v are None" if count == 3 else "k holds k and v; v is None")
-            )
-        packed = jnp.asarray(packed)
-        if packed.ndim != len(word) + 1 or packed.shape[axis] != count:
-            raise InvalidArgumentError(
-                f"layout: '{layout}' has {len(word) + 1} dims with {count} at axis {axis}; the array is "
-                f"{packed.shape}"
-            )
-        parts = [jax.lax.index_in_dim(packed, i, axis, keepdims=False) for i in range(count)]
-        first, second, third = parts if count == 3 else [q, *parts]
-        return (word, word, word), first, second, third
-    if k is None or v is None:
-        raise InvalidArgumentError(f"k and v: missing; layout '{layout}' is not packed")
-    words = layout.split("_")
-    if len(words) == 1:
-        words *= 3
-    if len(words) != 3 or any(word not in (*DENSE, "thd") for word in words):
-        raise InvalidArgumentError(
-            f"layout: '{layout}' is none of {', '.join((*DENSE, 'thd'))}, three of these joined by "
-            f"'_', or {', '.join(_PACKED)}"
-        )
-    return (words[0], words[1], words[2]), q, k, v
-
-
-def _check_dtypes(q: Any, k: Any, v: Any) -> None:
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if x.dtype.name not in FLOATS:
-            raise InvalidArgumentError(
-                f"{name}: dtype {x.dtype.name} is none of {', '.join(FLOATS)}"
-            )
-        if x.dtype != q.dtype:
-            raise InvalidArgumentError(
-                f"{name}: dtype {x.dtype.name} differs from that of q, {q.dtype.name}"
-            )
-
-
-def _number(name: str, value: Any) -> float:
-    if isinstance(value, jax.core.Tracer) or not np.ndim(value) == 0:
-        raise InvalidArgumentError(
-            f"{name}: {value!r} is not a Python number; multiply q by what is computed"
-        )
-    return float(value)
-
-
-def _integers(name: str, value: Any) -> Any:
-    value = jnp.asarray(value)
-    if not jnp.issubdtype(value.dtype, jnp.integer):
-        raise InvalidArgumentError(f"{name}: dtype {value.dtype.name}; expected int32")
-    return value.astype(jnp.int32)
-
-
-def _longest(name: str, given: int | None, tensor: Any, word: str) -> int:
-    if word != "thd":
-        return 0
-    if given is None:
-        return int(tensor.shape[0])
-    if given < 1:
-        raise InvalidArgumentError(f"{name}: {given} is not positive")
-    return int(given)
-
-
-def _pages(
-    operands: dict[str, Any], table_k: Any, table_v: Any, longest: int | None, words: Sequence[str]
-) -> int:
-    """Puts the page tables into the operands; returns the longest sequence of k and v."""
-    tables = {"k": _integers("page_table_k", table_k), "v": _integers("page_table_v", table_v)}
-    for name, word in zip("kv", words[1:], strict=True):
-        if word == "thd":
-            raise InvalidArgumentError("layout: the words of paged k and v are bshd, sbhd or bhsd")
-        if tables[name].ndim != 2:
-            raise InvalidArgumentError(
-                f"page_table_{name}: shape {tables[name].shape}; expected [b, pages of a sequence]"
-            )
-    size = {n: operands[n].shape[w.index("s")] for n, w in zip("kv", words[1:], strict=True)}
-    if longest is None:
-        longest = min(int(tables[n].shape[1]) * int(size[n]) for n in "kv")
-    for name in "kv":
-        needed = max(1, math.ceil(longest / size[name]))
-        if tables[name].shape[1] < needed:
-            raise InvalidArgumentError(
-                f"page_table_{name}: {tables[name].shape[1]} pages of {size[name]} tokens cannot hold "
-                f"max_seqlen_kv = {longest}"
-            )
-        pages = operands[name].shape[words[1 if name == "k" else 2].index("b")]
-        operands[f"page_table_{name}"] = jnp.clip(tables[name][:, :needed], 0, max(pages - 1, 0))
-    return longest
-
-
-def _lengths(
-    operands: dict[str, Any],
-    mask: str,
-    words: Sequence[str],
-    longest_kv: int,
-    seqlens_q: Any,
-    seqlens_kv: Any,
-) -> str:
-    """Puts lengths into the operands; returns the mask with its padding."""
-    paged = "page_table_k" in operands
-    ragged_q, ragged_kv = words[0] == "thd", words[1] == "thd"
-    for name, given, is_ragged in (
-        ("seqlens_q", seqlens_q, ragged_q),
-        ("seqlens_kv", seqlens_kv, ragged_kv),
-    ):
-        if given is not None and is_ragged:
-            raise InvalidArgumentError(f"{name}: a ragged side has cu_{name} instead")
-    has_lengths = seqlens_q is not None or seqlens_kv is not None
-    if not has_lengths and (not mask.startswith("padding") or (ragged_q and ragged_kv)):
-        return mask
-    q, k = operands["q"], operands["k"]
-    if ragged_q:
-        batch = operands["cu_seqlens_q"].shape[0] - 1
-    else:
-        batch = q.shape[words[0].index("b")]
-        longest = q.shape[words[0].index("s")]
-        whole = jnp.full((batch,), longest, jnp.int32)
-        given = whole if seqlens_q is None else _integers("seqlens_q", seqlens_q)
-        operands["seqlen_q"] = jnp.clip(given, 0, longest)
-    if not ragged_kv:
-        if paged:
-            operands["seqlen_kv"] = jnp.clip(_integers("seqlens_kv", seqlens_kv), 0, longest_kv)
-        else:
-            longest = k.shape[words[1].index("s")]
-            whole = jnp.full((batch,), longest, jnp.int32)
-            given = whole if seqlens_kv is None else _integers("seqlens_kv", seqlens_kv)
-            operands["seqlen_kv"] = jnp.clip(given, 0, longest)
-    if mask.startswith("padding"):
-        return mask
-    return "padding" if mask == "none" else f"padding_{mask}"
-
-
-def _rank4(name: str, value: Any) -> Any:
-    value = jnp.asarray(value)
-    if value.ndim > 4:
-        raise InvalidArgumentError(f"{name}: shape {value.shape}; expected at most [b, h, sq, skv]")
-    return value.reshape((1,) * (4 - value.ndim) + value.shape)
-
-
-def _scores(
-    operands: dict[str, Any],
-    bias: Any,
-    bias_kind: str,
-    attn_mask: Any,
-    alibi: bool,
-    slopes: Any,
-    sink: Any,
-) -> str:
-    """Puts what is added to the scores into the operands; returns the kind of bias."""
-    kind = "none"
-    if bias is not None:
-        if bias_kind not in ("pre_scale", "post_scale"):
-            raise InvalidArgumentError(f"bias_kind: '{bias_kind}' is none of pre_scale, post_scale")
-        kind = bias_kind
-        operands["bias"] = _rank4("bias", bias)
-        if operands["bias"].dtype.name not in FLOATS:
-            raise InvalidArgumentError(
-                f"bias: dtype {operands['bias'].dtype.name} is none of {', '.join(FLOATS)}"
-            )
-    if alibi or slopes is not None:
-        if bias is not None:
-            raise InvalidArgumentError("alibi: not together with bias; add its terms to the bias")
-        kind = "alibi"
-        if slopes is not None:
-            operands["slopes"] = jnp.asarray(slopes, jnp.float32)
-    if attn_mask is not None:
-        given = _rank4("attn_mask", attn_mask)
-        if given.dtype.name not in ("bool", *FLOATS):
-            raise InvalidArgumentError(
-                f"attn_mask: dtype {given.dtype.name} is none of bool, {', '.join(FLOATS)}"
-            )
-        operands["mask"] = given
-    if sink is not None:
-        operands["sink"] = jnp.asarray(sink, jnp.float32)
-    return kind
-
-
-def _dropout(operands: dict[str, Any], key: Any, mask: Any) -> None:
-    if (key is None) == (mask is None):
-        raise InvalidArgumentError(
-            "dropout_rate: above 0; needs dropout_key (jax.random.key) or dropout_mask, and one of them"
-        )
-    if mask is not None:
-        operands["dropout_mask"] = jnp.asarray(mask).astype(jnp.uint8)
-        return
-    key = jnp.asarray(key)
-    if not jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-        key = jax.random.wrap_key_data(key)
-    if key.ndim != 0:
-        raise InvalidArgumentError(f"dropout_key: {key.shape} keys; expected one")
-    bits = jax.random.bits(key, (4,), jnp.uint32)
-    operands["seed"], operands["offset"] = bits[:2], bits[2:]
-
-
-def _output_dtype(given: Any, own: Any) -> str | None:
-    if given is None:
-        return None
-    name = jnp.dtype(given).name
-    if name not in FLOATS:
-        raise InvalidArgumentError(f"output_dtype: {name} is none of {', '.join(FLOATS)}")
-    return None if name == own.name else name
-
-
-# ---- segments ----------------------------------------------------------------------------------
-
-
-class _Segments(NamedTuple):
-    """The segments of both sides, and the shape that results come back to."""
-
-    q: Ragged
-    kv: Ragged
-    rows: int
-    valid: Any
-
-    @staticmethod
-    def make(
-        words: Sequence[str], q: Any, k: Any, ids: Any, kv_ids: Any, most: int | None
-    ) -> _Segments:
-        if set(words) != {"bshd"}:
-            raise InvalidArgumentError(
-                f"layout: segment_ids go with bshd, not with {'_'.join(words)}; ragged arrays have "
-                "cu_seqlens"
-            )
-        if most is None or most < 1:
-            raise InvalidArgumentError(
-                f"max_segments: {most}; expected the largest number of segments in a row, at least 1"
-            )
-        both = []
-        for name, given, tensor in (
-            ("segment_ids", ids, q),
-            ("kv_segment_ids", ids if kv_ids is None else kv_ids, k),
-        ):
-            array = _integers(name, given)
-            if array.shape != tensor.shape[:2]:
-                raise InvalidArgumentError(
-                    f"{name}: shape {array.shape}; expected [b, s] = {tensor.shape[:2]}"
-                )
-            both.append(ragged(array, most))
-        valid = both[0].valid & both[1].valid
-        return _Segments(both[0].only_if(valid), both[1].only_if(valid), q.shape[0], valid)
-
-    def apart(self, name: str, value: Any) -> Any:
-        """A ragged result as rows; NaN where the ids have no meaning."""
-        if name == "dropped":
-            return value
-        value = value.reshape(self.rows, -1, *value.shape[1:])
-        if name != "o":
-            value = jnp.moveaxis(value, 2, 1)  # [b, h, s], as without segments
-        return jnp.where(self.valid, value, jnp.nan)
-
-
-# ---- the signature of jax.nn -------------------------------------------------------------------
 
 
 def dot_product_attention(
@@ -571,9 +296,9 @@ def dot_product_attention(
     """`jax.nn.dot_product_attention`, run by Lawson, and more by keyword.
 
     What differs from JAX's, always: a row that sees nothing is 0 (not the mean of the values); the
-    residual is f32 whatever the arrays are, and has a gradient; `value` may have a depth of its own;
-    bias and mask broadcast over every dim. `implementation` is accepted and chooses nothing: Lawson
-    runs, or raises.
+    residual is f32 whatever the arrays are, and has a gradient; `value` may have a depth of its
+    own; bias and mask broadcast over every dim. `implementation` is accepted and chooses nothing:
+    Lawson runs, or raises.
 
     Args:
       query: `[B,T,N,H]` or `[T,N,H]`.
@@ -595,11 +320,15 @@ def dot_product_attention(
       lawson.UnsupportedError: no engine has it.
     """
     if implementation not in (None, "xla", "cudnn"):
-        raise InvalidArgumentError(f"implementation: '{implementation}' is none of xla, cudnn, None")
+        raise InvalidArgumentError(
+            f"implementation: '{implementation}' is none of xla, cudnn, None"
+        )
     query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
     single = query.ndim == 3
     if query.ndim not in (3, 4):
-        raise InvalidArgumentError(f"query: {query.ndim} dims; expected 4, [B,T,N,H], or 3, [T,N,H]")
+        raise InvalidArgumentError(
+            f"query: {query.ndim} dims; expected 4, [B,T,N,H], or 3, [T,N,H]"
+        )
     paged = page_table_k is not None
     for name, x in (("key", key), ("value", value)):
         expected = 4 if paged else query.ndim
@@ -607,7 +336,8 @@ def dot_product_attention(
             raise InvalidArgumentError(f"{name}: {x.ndim} dims; expected {expected}, as query")
     if mask is not None and jnp.asarray(mask).dtype != np.dtype(bool):
         raise InvalidArgumentError(
-            f"mask: dtype {jnp.asarray(mask).dtype.name}; expected bool (an additive mask is a bias)"
+            f"mask: dtype {jnp.asarray(mask).dtype.name}; expected bool (an additive mask is a "
+            "bias)"
         )
     if single:
         query = query[None]
@@ -652,4 +382,3 @@ def dot_product_attention(
     out, residual = result
     residual = jnp.swapaxes(residual, 1, 2)
     return (out[0], residual[0]) if single else (out, residual)
-

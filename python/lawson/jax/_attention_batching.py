@@ -109,8 +109,7 @@ def _folded(setup: Setup, which: str, place: str, size: int, args: Any, dims: An
             step = jnp.repeat(jnp.arange(size, dtype=value.dtype), sizes["b"]) * sizes["p"]
             value = value + step[:, None]
         folded.append(value)
-    bind = primitive.primitives[which].bind
-    results = bind(*folded, setup=setup)
+    results = primitive.primitives[which].bind(*folded, setup=setup)
     outs, out_dims = [], []
     for name, value in zip(primitive.result_names(setup, which), results, strict=True):
         axis = _axis(setup, name, place)
@@ -136,17 +135,13 @@ def _batch(args: Sequence[Any], dims: Sequence[int | None], *, setup: Setup, whi
         return _folded(setup, which, place, size, args, dims)
 
     front = [
-        jnp.moveaxis(arg, dim, 0)
-        for arg, dim in zip(args, dims, strict=True)
-        if dim is not None
+        jnp.moveaxis(arg, dim, 0) for arg, dim in zip(args, dims, strict=True) if dim is not None
     ]
 
     def element(values: Sequence[Any]) -> list[Any]:
         moving = iter(values)
-        every = [
-            arg if dim is None else next(moving) for arg, dim in zip(args, dims, strict=True)
-        ]
-        return primitive.primitives[which].bind(*every, setup=setup)
+        every = [arg if dim is None else next(moving) for arg, dim in zip(args, dims, strict=True)]
+        return list(primitive.primitives[which].bind(*every, setup=setup))
 
     outs = jax.lax.map(element, front)
     return outs, [0] * len(outs)

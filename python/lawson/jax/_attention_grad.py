@@ -6,10 +6,10 @@ is judged as `training`: what has no backward is refused before anything runs. W
 computed.
 
 The backward pass computes delta = rowsum(dO * O) itself, and dS = P * (dP - delta). A cotangent of
-the log-sum-exp adds P * dlse to dS. It comes from one more call of the same plan: with V = 0, dP is 0,
-and with O = -1 and dO = dlse in the first columns, delta is -dlse. So this holds for whatever the
-forward computes, and no plan is needed that was not judged. It runs only where the log-sum-exp has a
-cotangent, and where the output has none, it runs alone.
+the log-sum-exp adds P * dlse to dS. It comes from one more call of the same plan: with V = 0, dP is
+0, and with O = -1 and dO = dlse in the first columns, delta is -dlse. So this holds for whatever
+the forward computes, and no plan is needed that was not judged. It runs only where the log-sum-exp
+has a cotangent, and where the output has none, it runs alone.
 """
 
 from __future__ import annotations
@@ -58,9 +58,7 @@ def attend(setup: Setup, *operands: Any) -> tuple[Any, ...]:
 
 
 def _forward(setup: Setup, *operands: Any) -> Any:
-    asked = {
-        name for name, operand in zip(setup.names, operands, strict=True) if operand.perturbed
-    }
+    asked = {name for name, operand in zip(setup.names, operands, strict=True) if operand.perturbed}
     values = [operand.value for operand in operands]
     floats = {
         name
@@ -121,7 +119,8 @@ def _add(a: Any, b: Any) -> Any:
 def _of_log_sum(setup: Setup, values: Any, o: Any, stats: Any, dlse: Any) -> dict[str, Any]:
     """The gradients that dlse makes."""
     operands = dict(zip(setup.names, values, strict=True))
-    # Rows that saw nothing have no probabilities; what an infinite log-sum-exp made of them stays out.
+    # Rows that saw nothing have no probabilities; what an infinite log-sum-exp made of them stays
+    # out.
     dlse = jnp.where(jnp.isneginf(stats), 0, dlse)
     if setup.ragged_q:
         offsets = operands["cu_seqlens_q"]

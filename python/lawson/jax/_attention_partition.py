@@ -1,9 +1,9 @@
 """Attention in a sharded program: split over sequences and heads, never along them.
 
-A pass is wrapped in `custom_partitioning`, with a rule for Shardy and one for GSPMD. What decides is
-the sharding of q (for the backward pass that of `stats`, which the forward pass made): its batch axis
-and its heads. Everything else follows: an operand that does not have these dims is whole on every
-device, and a result that sums over them is summed across devices.
+A pass is wrapped in `custom_partitioning`, with a rule for Shardy and one for GSPMD. What decides
+is the sharding of q (for the backward pass that of `stats`, which the forward pass made): its batch
+axis and its heads. Everything else follows: an operand that does not have these dims is whole on
+every device, and a result that sums over them is summed across devices.
 """
 
 from __future__ import annotations
@@ -103,8 +103,8 @@ def _axes(sharding: Any, dims: str, letters: str, name: str) -> Axes:
         if getattr(sharding, "is_fully_replicated", False):
             return ()
         raise UnsupportedError(
-            f"attention: the sharding of {name} is a {type(sharding).__name__}; give the arrays of a "
-            "sharded attention a jax.sharding.NamedSharding"
+            f"attention: the sharding of {name} is a {type(sharding).__name__}; give the arrays of "
+            "a sharded attention a jax.sharding.NamedSharding"
         )
     axes: Axes = ()
     for letter, entry in zip(dims, spec, strict=False):
@@ -121,9 +121,9 @@ def _chosen(setup: Setup, which: str, mesh: Any, operands: Sequence[Any]) -> tup
         axes = _axes(given[name], setup.dims(name), along, name)
         if axes:
             raise UnsupportedError(
-                f"attention: {name} is split along its sequence over the mesh axes {axes}; that needs "
-                "context parallelism, which Lawson judges (field context_parallel of a spec) and does "
-                "not run. Split the batch or the heads, or gather the sequence first with "
+                f"attention: {name} is split along its sequence over the mesh axes {axes}; that "
+                "needs context parallelism, which Lawson judges (field context_parallel of a spec) "
+                "and does not run. Split the batch or the heads, or gather the sequence first with "
                 "jax.lax.with_sharding_constraint"
             )
     batch: Axes = ()
@@ -139,9 +139,9 @@ def _chosen(setup: Setup, which: str, mesh: Any, operands: Sequence[Any]) -> tup
     parts = math.prod(mesh.shape[axis] for axis in heads)
     if sizes["h"] % parts != 0 or (sizes["g"] % parts != 0 and sizes["g"] != 1):
         raise UnsupportedError(
-            f"attention: {sizes['h']} heads of q and {sizes['g']} of k and v cannot be split over the "
-            f"{parts} devices of the mesh axes {heads}; both must be multiples of {parts}, or k and v "
-            "must have one head"
+            f"attention: {sizes['h']} heads of q and {sizes['g']} of k and v cannot be split over "
+            f"the {parts} devices of the mesh axes {heads}; both must be multiples of {parts}, or "
+            "k and v must have one head"
         )
     if setup.bias == "alibi" and "slopes" not in setup.names and parts > 1:
         raise UnsupportedError(
@@ -151,8 +151,8 @@ def _chosen(setup: Setup, which: str, mesh: Any, operands: Sequence[Any]) -> tup
     parts = math.prod(mesh.shape[axis] for axis in batch)
     if sizes["b"] % parts != 0:
         raise UnsupportedError(
-            f"attention: a batch of {sizes['b']} cannot be split evenly over the {parts} devices of "
-            f"the mesh axes {batch}"
+            f"attention: a batch of {sizes['b']} cannot be split evenly over the {parts} devices "
+            f"of the mesh axes {batch}"
         )
     return batch, heads
 
@@ -197,7 +197,6 @@ def _infer(setup: Setup, which: str, mesh: Any, operands: Any, results: Any) -> 
 def _partition(setup: Setup, which: str, mesh: Any, operands: Any, results: Any) -> Any:
     in_shardings, out_shardings, batch, heads = _shardings(setup, which, mesh, operands, results)
     names = primitive.operand_names(setup, which)
-    outs = primitive.result_names(setup, which)
 
     def on_shard(*values: Any) -> tuple[Any, ...]:
         values = tuple(
@@ -207,7 +206,7 @@ def _partition(setup: Setup, which: str, mesh: Any, operands: Any, results: Any)
         local = primitive.calls[which].bind(*values, setup=setup)
         # A result that lacks a dim which is split is a part of a sum.
         summed = []
-        for name, value, sharding in zip(outs, local, out_shardings, strict=True):
+        for value, sharding in zip(local, out_shardings, strict=True):
             used = {axis for entry in sharding.spec if entry for axis in entry}
             rest = tuple(axis for axis in batch + heads if axis not in used)
             summed.append(_sum(value, rest) if which == "backward" and rest else value)
@@ -227,5 +226,7 @@ def seed_of_shard(seed: Any, axes: Axes) -> Any:
         return seed
     index = jnp.zeros((), jnp.uint32)
     for axis in axes:
-        index = index * jnp.uint32(jax.lax.axis_size(axis)) + jax.lax.axis_index(axis).astype("uint32")
+        index = index * jnp.uint32(jax.lax.axis_size(axis)) + jax.lax.axis_index(axis).astype(
+            "uint32"
+        )
     return seed.at[0].add(index * jnp.uint32(_MIX))

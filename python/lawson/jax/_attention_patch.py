@@ -1,13 +1,13 @@
 """A context in which `jax.nn.dot_product_attention` is Lawson's.
 
-Libraries that reach it as `jax.nn.dot_product_attention` when they are called (Flax, Haiku, most model
-code) then run Lawson, with the signature and meaning that they know. A name that was imported before
-(`from jax.nn import dot_product_attention`) is JAX's own function and stays so.
+Libraries that reach it as `jax.nn.dot_product_attention` when they are called (Flax, Haiku, most
+model code) then run Lawson, with the signature and meaning that they know. A name that was imported
+before (`from jax.nn import dot_product_attention`) is JAX's own function and stays so.
 
-The function is exchanged once for the process while any context is open, and decides at each call by
-the caller's context: another thread, and an asyncio task that was started outside, go on with JAX's
-own. What is traced inside and outside is kept apart, so `jax.jit` of the same function traces it
-again on the other side instead of using what it had.
+The function is exchanged once for the process while any context is open, and decides at each call
+by the caller's context: another thread, and an asyncio task that was started outside, go on with
+JAX's own. What is traced inside and outside is kept apart, so `jax.jit` of the same function traces
+it again on the other side instead of using what it had.
 """
 
 from __future__ import annotations

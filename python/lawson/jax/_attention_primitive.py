@@ -26,8 +26,9 @@ from lawson.jax._attention_setup import Setup
 
 PASSES = ("forward", "backward")
 NO_DERIVATIVE = (
-    "second-order derivatives and forward-mode differentiation (jax.jvp, jax.jacfwd, jax.hessian) are "
-    "not supported; attention has first-order reverse-mode gradients: jax.grad, jax.vjp, jax.jacrev"
+    "second-order derivatives and forward-mode differentiation (jax.jvp, jax.jacfwd, jax.hessian) "
+    "are not supported; attention has first-order reverse-mode gradients: jax.grad, jax.vjp, "
+    "jax.jacrev"
 )
 
 
@@ -94,8 +95,8 @@ def _abstract(*avals: Any, setup: Setup, which: str) -> list[Any]:
     for name, aval in zip(operand_names(setup, which), avals, strict=True):
         if aval.manual_axis_type != varying:
             raise TypeError(
-                f"{name} varies over {aval.manual_axis_type}, q over {varying}: inside shard_map all "
-                "operands of attention vary over the same axes"
+                f"{name} varies over {aval.manual_axis_type}, q over {varying}: inside shard_map "
+                "all operands of attention vary over the same axes"
             )
     results = []
     for shape, dtype in result_shapes(setup, which, avals):
@@ -148,12 +149,12 @@ calls = {which: _make(f"lawson_attention_{which}_call", which) for which in PASS
 
 def forward(setup: Setup, *operands: Any) -> list[Any]:
     """Results in the order of `setup.forward_results()`."""
-    return primitives["forward"].bind(*operands, setup=setup)
+    return list(primitives["forward"].bind(*operands, setup=setup))
 
 
 def backward(setup: Setup, *operands: Any) -> list[Any]:
     """Results in the order of `setup.backward_results()`, from `setup.backward_operands()`."""
-    return primitives["backward"].bind(*operands, setup=setup)
+    return list(primitives["backward"].bind(*operands, setup=setup))
 
 
 def varying_alike(operands: Sequence[Any]) -> list[Any]:

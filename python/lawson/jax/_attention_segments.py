@@ -1,16 +1,20 @@
 """From segment ids to ragged sequences, with static sizes, at run time.
 
-In a row of ids, 0 is padding and the segments are numbered 1, 2, ... in order; a segment's tokens lie
-together. Ids that are not like this, or more segments than there is room for, have no meaning: the
-attention of the whole batch is then NaN, so that it cannot go unseen.
+In a row of ids, 0 is padding and the segments are numbered 1, 2, ... in order; a segment's tokens
+lie together. Ids that are not like this, or more segments than there is room for, have no meaning:
+the attention of the whole batch is then NaN, so that it cannot go unseen.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+
+from lawson._errors import InvalidArgumentError
+from lawson.jax._attention_arguments import integers
 
 
 class Ragged(NamedTuple):
@@ -54,8 +58,6 @@ def cumulative(lengths: Any) -> Any:
     return jnp.concatenate([zero, jnp.cumsum(lengths, dtype=jnp.int32)])
 
 
-
-
 def rows_in_use(cu_seqlens: Any, cu_seqlens_padded: Any, tokens: int) -> Any:
     """bool[tokens]: which rows of a ragged array belong to a sequence."""
     starts = cu_seqlens_padded[:-1]
@@ -64,3 +66,49 @@ def rows_in_use(cu_seqlens: Any, cu_seqlens_padded: Any, tokens: int) -> Any:
     # Sequences lie in order, so a row belongs to the last one that starts at or before it.
     number = jnp.searchsorted(starts, position, side="right") - 1
     return (number >= 0) & (position < ends[jnp.maximum(number, 0)])
+
+
+class Segments(NamedTuple):
+    """The segments of both sides, and the shape that results come back to."""
+
+    q: Ragged
+    kv: Ragged
+    rows: int
+    valid: Any
+
+    @staticmethod
+    def make(
+        words: Sequence[str], q: Any, k: Any, ids: Any, kv_ids: Any, most: int | None
+    ) -> Segments:
+        if set(words) != {"bshd"}:
+            raise InvalidArgumentError(
+                f"layout: segment_ids go with bshd, not with {'_'.join(words)}; ragged arrays have "
+                "cu_seqlens"
+            )
+        if most is None or most < 1:
+            raise InvalidArgumentError(
+                f"max_segments: {most}; expected the largest number of segments in a row, at least "
+                "1"
+            )
+        both = []
+        for name, given, tensor in (
+            ("segment_ids", ids, q),
+            ("kv_segment_ids", ids if kv_ids is None else kv_ids, k),
+        ):
+            array = integers(name, given)
+            if array.shape != tensor.shape[:2]:
+                raise InvalidArgumentError(
+                    f"{name}: shape {array.shape}; expected [b, s] = {tensor.shape[:2]}"
+                )
+            both.append(ragged(array, most))
+        valid = both[0].valid & both[1].valid
+        return Segments(both[0].only_if(valid), both[1].only_if(valid), q.shape[0], valid)
+
+    def apart(self, name: str, value: Any) -> Any:
+        """A ragged result as rows; NaN where the ids have no meaning."""
+        if name == "dropped":
+            return value
+        value = value.reshape(self.rows, -1, *value.shape[1:])
+        if name != "o":
+            value = jnp.moveaxis(value, 2, 1)  # [b, h, s], as without segments
+        return jnp.where(self.valid, value, jnp.nan)

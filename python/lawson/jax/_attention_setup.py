@@ -1,14 +1,14 @@
 """What an attention call is, apart from its arrays: operands by name, their dims, its spec.
 
 A `Setup` is static and hashable: it is what the primitives carry. Sizes are read off the operands,
-so the rules that reshape or split operands (vmap, partitioning) never touch it, and the spec that is
-judged is always that of the arrays that run.
+so the rules that reshape or split operands (vmap, partitioning) never touch it, and the spec that
+is judged is always that of the arrays that run.
 
 Dims have one letter each:
-    b sequences      s, t rows of q and of k      h, g heads of q and of k     d, e depth of q and of v
-    m, n tokens of a ragged q and of ragged k and v       c offsets, one more than b
-    p pages  y, z tokens of a page of k and of v  x, w entries of their tables
-    a appended tokens                             u the two words of a 64-bit number
+    b sequences      s, t rows of q and of k      h, g heads of q and of k     d, e depth of q and
+    of v m, n tokens of a ragged q and of ragged k and v       c offsets, one more than b p pages
+    y, z tokens of a page of k and of v  x, w entries of their tables a appended tokens
+    u the two words of a 64-bit number
 """
 
 from __future__ import annotations
@@ -146,7 +146,7 @@ class Setup:
         return "".join(letters[word] for word in self.words[1 if tensor == "k" else 2])
 
     def sizes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-        """The size of each letter. Raises InvalidArgumentError, naming the operand, where two differ."""
+        """The size of each letter. InvalidArgumentError names the operand where two differ."""
         sizes: dict[str, int] = {}
         where: dict[str, str] = {}
         if self.ragged_q:
@@ -208,7 +208,11 @@ class Setup:
         return (*self.names, "o", "stats", "do")
 
     def result(
-        self, name: str, sizes: Mapping[str, int], types: Mapping[str, Any], shapes: Mapping[str, Any]
+        self,
+        name: str,
+        sizes: Mapping[str, int],
+        types: Mapping[str, Any],
+        shapes: Mapping[str, Any],
     ) -> tuple[tuple[int, ...], np.dtype[Any]]:
         """Shape and dtype of a result, from those of the operands."""
         given = {"dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dsink": "sink"}.get(name, name)
@@ -269,7 +273,11 @@ class Setup:
         if "cu_seqlens_q_padded" in self.names or "cu_seqlens_kv_padded" in self.names:
             spec["padded_offsets"] = True
         if self.paged:
-            spec["paged"] = {"page_size_k": sizes["y"], "page_size_v": sizes["z"], "pages": sizes["p"]}
+            spec["paged"] = {
+                "page_size_k": sizes["y"],
+                "page_size_v": sizes["z"],
+                "pages": sizes["p"],
+            }
         if self.appends:
             spec["append"] = sizes["a"]
         return json.dumps(spec)
@@ -280,5 +288,6 @@ def dtype_of(name: str) -> np.dtype[Any]:
     if name == "bfloat16":
         import ml_dtypes
 
-        return np.dtype(ml_dtypes.bfloat16)
+        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
+        return bfloat16
     return np.dtype(name)
