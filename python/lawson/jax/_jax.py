@@ -20,7 +20,6 @@ from jax._src import util as _util
 from jax._src.interpreters import ad as ad
 from jax._src.interpreters import batching as batching
 from jax._src.interpreters import mlir as mlir
-from jax._src.lib.mlir import ir as _ir
 
 Primitive = _core.Primitive
 apply_primitive = _dispatch.apply_primitive
@@ -147,10 +146,10 @@ def constant(value: Any, aval: Any) -> Any:
     return mlir.ir_constant(np.full(aval.shape, value, aval.dtype))
 
 
-def definition(ctx: Any, operands: Sequence[Any], name: str, jaxpr: Any) -> Any:
-    """A private function of the module that is `jaxpr`, as the attribute of what it defines."""
+def definition(ctx: Any, operands: Sequence[Any], name: str, jaxpr: Any) -> list[str]:
+    """A private function of the module that is `jaxpr`: its name, for `called_computations`."""
     results = mlir.core_call_lowering(ctx, *operands, name=name, call_jaxpr=jaxpr)
     call = results[0].owner
-    symbol = call.attributes["callee"]
+    symbol = str(call.attributes["callee"].value)
     call.erase()
-    return _ir.ArrayAttr.get([symbol])
+    return [symbol]
