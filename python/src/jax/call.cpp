@@ -32,7 +32,7 @@ T required(const ffi::Dictionary& all, std::string_view name, const char* kind) 
 }
 
 ffi::AnyBuffer workspace_of(const ffi::RemainingRets& rets) {
-  if (rets.size() == 0) refuse("there is no workspace; it is the last result, of dtype u8");
+  if (rets.empty()) refuse("there is no workspace; it is the last result, of dtype u8");
   const ffi::AnyBuffer workspace = **rets.get<ffi::AnyBuffer>(rets.size() - 1);
   if (workspace.element_type() != ffi::U8) {
     refuse("the last result is the workspace, of dtype u8; it is " + describe(workspace));

@@ -1,25 +1,10 @@
 // The handlers that XLA calls, one set for each target and platform.
+#include <mutex>
 #include <optional>
 
 #include "jax/call.h"
 
 #define LAWSON_JAX_EXPORT extern "C" __attribute__((visibility("default")))
-
-namespace lawson::jax {
-struct Runtime {
-  const XLA_FFI_Api* api;
-  XLA_FFI_ExecutionContext* context;
-};
-}  // namespace lawson::jax
-
-template <>
-struct xla::ffi::CtxDecoding<lawson::jax::Runtime> {
-  using Type = lawson::jax::Runtime;
-  static std::optional<Type> Decode(const XLA_FFI_Api* api, XLA_FFI_ExecutionContext* context,
-                                    DiagnosticEngine&) {
-    return Type{api, context};
-  }
-};
 
 namespace lawson::jax {
 namespace {
@@ -55,13 +40,13 @@ ffi::ErrorCode code_of(lawson_status status) {
 
 // No exception crosses into XLA.
 template <typename F>
-ffi::Error guarded(const F& function) noexcept {
+std::optional<ffi::Error> caught(const F& function) noexcept {
   const auto failed = [](ffi::ErrorCode code, const char* message) {
     return ffi::Error{code, std::string{"Lawson: "} + message};
   };
   try {
     function();
-    return ffi::Error::Success();
+    return std::nullopt;
   } catch (const Error& error) {
     return failed(code_of(error.status()), error.what());
   } catch (const std::bad_alloc&) {
@@ -73,47 +58,38 @@ ffi::Error guarded(const F& function) noexcept {
   }
 }
 
-// Throws what the runtime says.
-void check(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
-  if (error == nullptr) return;
-  const std::string message = ffi::internal::GetErrorMessage(api, error);
-  ffi::internal::DestroyError(api, error);
-  throw Error(LAWSON_INTERNAL, message);
+template <typename F>
+ffi::Error guarded(const F& function) {
+  return caught(function).value_or(ffi::Error::Success());
 }
 
-// Registered here and not from Python: JAX's queue of what is registered before its backends start
-// has the targets before the types.
+// At the first call of an instantiate handler, in which XLA asks for the type's id. From Python it
+// would be too late: JAX's queue of what is registered before its backends start has the handlers
+// before the types.
 template <Platform P>
-void register_type(const XLA_FFI_Api* api) {
+XLA_FFI_Error* register_type(const XLA_FFI_Api* api) {
   static const ffi::TypeInfo kInfo = ffi::MakeTypeInfo<State<P>>();
-  static const bool registered = [&] {
-    constexpr std::string_view kName = "lawson_call";
-    XLA_FFI_Type_Register_Args args{};
-    args.struct_size = XLA_FFI_Type_Register_Args_STRUCT_SIZE;
-    args.name = {kName.data(), kName.size()};
-    args.type_id = &State<P>::id;
-    args.type_info = &kInfo;
-    check(api, api->XLA_FFI_Type_Register(&args));
-    return true;
-  }();
-  static_cast<void>(registered);
+  static std::mutex mutex;
+  const std::lock_guard lock{mutex};
+  if (State<P>::id.type_id != XLA_FFI_UNKNOWN_TYPE_ID.type_id) return nullptr;
+  constexpr std::string_view kName = "lawson_call";
+  XLA_FFI_Type_Register_Args args{};
+  args.struct_size = XLA_FFI_Type_Register_Args_STRUCT_SIZE;
+  args.name = {kName.data(), kName.size()};
+  args.type_id = &State<P>::id;
+  args.type_info = &kInfo;
+  return api->XLA_FFI_Type_Register(&args);
 }
 
 template <Platform P, auto Make>
-ffi::Error instantiate(Runtime runtime, ffi::Dictionary attributes) {
-  return guarded([&] {
-    auto state = std::make_unique<State<P>>();
+ffi::ErrorOr<std::unique_ptr<State<P>>> instantiate(ffi::Dictionary attributes) {
+  std::unique_ptr<State<P>> state;
+  auto error = caught([&] {
+    state = std::make_unique<State<P>>();
     state->call = Make(attributes);
-    register_type<P>(runtime.api);
-    XLA_FFI_State_Set_Args args{};
-    args.struct_size = XLA_FFI_State_Set_Args_STRUCT_SIZE;
-    args.stage = XLA_FFI_ExecutionStage_INSTANTIATE;
-    args.ctx = runtime.context;
-    args.type_id = &State<P>::id;
-    args.state = state.get();
-    check(runtime.api, runtime.api->XLA_FFI_State_Set(&args));
-    static_cast<void>(state.release());  // the runtime's
   });
+  if (error) return ffi::Unexpected{std::move(*error)};
+  return state;
 }
 
 ffi::Error initialize_cpu(State<Platform::cpu>* state) {
@@ -151,18 +127,25 @@ namespace ffi = xla::ffi;
     return handler->Call(frame);                                                        \
   }
 
+#define LAWSON_JAX_INSTANTIATE(name, platform, make)                               \
+  LAWSON_JAX_EXPORT XLA_FFI_Error* name(XLA_FFI_CallFrame* frame) {                \
+    XLA_FFI_Error* error = lawson::jax::register_type<platform>(frame->api);       \
+    if (error != nullptr) return error;                                            \
+    static auto* const handler = ffi::Ffi::BindInstantiate()                       \
+                                     .Attrs()                                      \
+                                     .To(lawson::jax::instantiate<platform, make>) \
+                                     .release();                                   \
+    return handler->Call(frame);                                                   \
+  }
+
 #define LAWSON_JAX_TARGET(target, make)                                                         \
-  LAWSON_JAX_HANDLER(lawson_jax_cpu_##target##_instantiate,                                     \
-                     (lawson::jax::instantiate<Platform::cpu, make>),                           \
-                     ffi::Ffi::BindInstantiate().Ctx<lawson::jax::Runtime>().Attrs())           \
+  LAWSON_JAX_INSTANTIATE(lawson_jax_cpu_##target##_instantiate, Platform::cpu, make)            \
   LAWSON_JAX_HANDLER(lawson_jax_cpu_##target##_initialize, lawson::jax::initialize_cpu,         \
                      ffi::Ffi::BindInitialize().Ctx<ffi::State<State<Platform::cpu>>>())        \
   LAWSON_JAX_HANDLER(                                                                           \
       lawson_jax_cpu_##target##_execute, lawson::jax::execute_cpu,                              \
       ffi::Ffi::Bind().Ctx<ffi::State<State<Platform::cpu>>>().RemainingArgs().RemainingRets()) \
-  LAWSON_JAX_HANDLER(lawson_jax_cuda_##target##_instantiate,                                    \
-                     (lawson::jax::instantiate<Platform::cuda, make>),                          \
-                     ffi::Ffi::BindInstantiate().Ctx<lawson::jax::Runtime>().Attrs())           \
+  LAWSON_JAX_INSTANTIATE(lawson_jax_cuda_##target##_instantiate, Platform::cuda, make)          \
   LAWSON_JAX_HANDLER(lawson_jax_cuda_##target##_initialize, lawson::jax::initialize_cuda,       \
                      ffi::Ffi::BindInitialize()                                                 \
                          .Ctx<ffi::DeviceOrdinal>()                                             \
