@@ -282,7 +282,7 @@ def _batch(args: Sequence[Any], dims: Sequence[Any], *, program: Program) -> Any
     own = [None if d is None else int(d) for d in dims]
     size = next(a.shape[d] for a, d in zip(args, own) if d is not None)
     results = bind(program.batched(size, tuple(own)), *args)
-    return results, [0] * len(results)
+    return results, [0 if d else None for d in program.depends(tuple(own))]
 
 
 def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Program) -> Any:

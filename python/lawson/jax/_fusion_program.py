@@ -120,7 +120,8 @@ class Program:
     # ---- derived programs --------------------------------------------------------------------
 
     def batched(self, size: int, dims: tuple[int | None, ...]) -> Program:
-        """Over a further dim, at ``dims[i]`` of argument i; first in every result."""
+        """Over a further dim, at ``dims[i]`` of argument i; first in every result that depends on
+        an argument that has it (``depends``)."""
         return self.once(("batched", size, dims), lambda: self._batched(size, dims))
 
     def _batched(self, size: int, dims: tuple[int | None, ...]) -> Program:
@@ -132,14 +133,16 @@ class Program:
                 weak_type=aval.weak_type
             )
 
-        function = jax.vmap(self.call, in_axes=dims, out_axes=0, axis_size=size)
+        out_axes = [0 if d else None for d in self.depends(dims)]
+        function = jax.vmap(self.call, in_axes=dims, out_axes=out_axes, axis_size=size)
         avals = [larger(a, d) for a, d in zip(self.in_avals, dims)]
         origin = self.gradient_of
         if origin is not None:
             first = len(origin.forward.labels)
             # A gradient by what is not batched is per element all the same, and the graph of the
             # batched forward would add them up.
-            if all(d == 0 for i, d in enumerate(dims) if i >= first or i in origin.wrt):
+            mapped = [d for i, d in enumerate(dims) if i >= first or i in origin.wrt]
+            if all(d == 0 for d in mapped) and all(self.depends(dims)):
                 forward = origin.forward.batched(size, dims[:first])
                 origin = dataclasses.replace(origin, forward=forward)
             else:
@@ -147,6 +150,15 @@ class Program:
         return self._derived(
             function, avals, self.labels, linear=self.linear, gradient_of=origin
         )
+
+    def depends(self, dims: tuple[int | None, ...]) -> list[bool]:
+        """Of each result: whether it depends on an argument whose entry is not None."""
+        inner, _ = _jax.open_jaxpr(self.jaxpr)
+        batched = {v for v, d in zip(inner.invars, dims) if d is not None}
+        for eqn in inner.eqns:
+            if any(not _jax.is_literal(v) and v in batched for v in eqn.invars):
+                batched.update(eqn.outvars)
+        return [not _jax.is_literal(v) and v in batched for v in inner.outvars]
 
     def tangent(self, wrt: tuple[int, ...]) -> Program:
         """From arguments and tangents of the arguments ``wrt`` to tangents of the float results."""

@@ -145,16 +145,16 @@ class Walk:
         if inner is None:
             self.refuse("not one of Lawson's ops", nearest_form(eqn.primitive.name))
         jaxpr, consts = inner
-        source = self.emit.source
+        source, before = self.emit.source, self.own_gradient
         results = self.jaxpr(jaxpr, [self.captured(c) for c in consts], operands)
         self.emit.source, self._primitive = source, eqn.primitive.name
         if _jax.has_derivative_rule(eqn):
             own = rectifier(self.emit, results[0]) if len(results) == 1 else None
-            if own is not None:
-                return [own]
             made = self.emit.made(results[0]) if len(results) == 1 else None
-            if made is None or made.op != "softplus":
-                self.rounds_gradient(eqn.params.get("name") or eqn.primitive.name)
+            if own is not None or (made is not None and made.op == "softplus"):
+                self.own_gradient = before  # the op's gradient is the rule's
+                return results if own is None else [own]
+            self.own_gradient = before or eqn.params.get("name") or eqn.primitive.name
         return results
 
     def literal(self, variable: Any) -> Operand:

@@ -138,7 +138,7 @@ def _integral(x: Operand) -> bool:
     return np.isfinite(x.number) and x.number == np.rint(x.number)
 
 
-_SAME_NAME = "add sub mul div max min neg abs exp log log1p expm1 sqrt rsqrt sin cos tan tanh ceil floor sign"
+_SAME_NAME = "add sub mul div max min neg exp log log1p expm1 sqrt rsqrt sin cos tan tanh ceil floor sign"
 _RENAMED = {"rem": "mod", "logistic": "sigmoid", "add_any": "add"}
 
 
@@ -155,6 +155,12 @@ for _name in _SAME_NAME.split():
     RULES[_name] = _direct(_name)
 for _name, _op in _RENAMED.items():
     RULES[_name] = _direct(_op)
+
+
+@rule("abs")
+def _abs(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
+    walk.rounds_gradient("abs")  # JAX has 1 at 0
+    return pointwise(walk, "abs", operands)
 
 
 @rule("erf")
