@@ -5,3 +5,4 @@ from __future__ import annotations
 from lawson.jax import _runtime as _runtime
 from lawson.jax._attention import attention, dot_product_attention
 from lawson.jax._attention_patch import patch
+from lawson.jax._fusion import Fusion, Inspection, cudnn_fusion, export_checks, fusion, inspect

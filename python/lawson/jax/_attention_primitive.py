@@ -14,14 +14,13 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax._src import dispatch  # requires_devices: custom_partitioning has no public form of it
 from jax.extend.core import Primitive
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, mlir
 
 from lawson import _core
 from lawson._errors import UnsupportedError
-from lawson.jax import _runtime
+from lawson.jax import _jax, _runtime
 from lawson.jax._attention_setup import Setup
 
 PASSES = ("forward", "backward")
@@ -138,7 +137,7 @@ def _make(name: str, which: str) -> Primitive:
     primitive.def_abstract_eval(functools.partial(_abstract, which=which))
     primitive.def_impl(functools.partial(_impl, primitive=primitive))
     ad.primitive_jvps[primitive] = _refuse_derivative(which)
-    dispatch.prim_requires_devices_during_lowering.add(primitive)
+    _jax.needs_devices(primitive)
     return primitive
 
 
