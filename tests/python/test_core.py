@@ -598,3 +598,34 @@ def test_stats() -> None:
     totals = lawson.stats(reset=True)["totals"]
     assert totals["cache_graph"] == 1 and totals["execute"] >= 1
     assert lawson.stats()["totals"]["execute"] == 0
+
+
+# ---- the page -----------------------------------------------------------------------------------
+
+
+def test_the_examples_of_the_page(tmp_path: Path) -> None:
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    assert len(blocks) == 3
+    code = "\n".join(blocks)
+    for name in ("plans.lawson", "trace.json"):
+        code = code.replace(f'"{name}"', repr(str(tmp_path / name)))
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "LAWSON_CACHE": "off"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "attention.full.prefill" in done.stdout
+    assert {path.name for path in tmp_path.iterdir()} == {"plans.lawson", "trace.json"}
+
+
+def test_the_page_names_every_error() -> None:
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
+    from lawson._errors import BY_STATUS
+
+    assert [name for name in BY_STATUS.values() if name.__name__ not in page] == []
