@@ -481,7 +481,7 @@ ERRORS: dict[str, tuple[type[Exception], str, Callable[[Path], object]]] = {
         lawson.InvalidArgumentError,
         "None",
         lambda folder: lawson.save(folder / "x", [None]),
-    ),  # type: ignore[list-item]
+    ),
 }
 
 

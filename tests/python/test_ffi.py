@@ -54,7 +54,7 @@ def fused(graph: lawson.Graph, engine: str = "cpu") -> lawson.Plan:
 
 def call_of(
     graph: lawson.Graph, plan: lawson.Plan, drop: Sequence[str] = (), /, **changes: Any
-) -> Callable[..., Any]:
+) -> Any:
     """A jitted call of the plan, its workspace left out of the results."""
     avals = [
         jax.ShapeDtypeStruct(tensor.shape, DTYPES[tensor.dtype])
@@ -80,7 +80,8 @@ def operands_of(rows: int = 4, seed: int = 0) -> tuple[Array, Array]:
 
 
 def expected(x: Array, y: Array) -> Array:
-    return np.maximum(x @ y, 0)
+    result: Array = np.maximum(x @ y, 0)
+    return result
 
 
 # ---- runs ---------------------------------------------------------------------------------------
