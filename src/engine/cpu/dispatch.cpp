@@ -1,7 +1,12 @@
+#include <fmt/format.h>
+
 #include <array>
 #include <cstdlib>
+#include <mutex>
+#include <string>
 #include <string_view>
 
+#include "diag/lines.h"
 #include "engine/cpu/kernels.h"
 
 namespace lawson::cpu {
@@ -41,13 +46,23 @@ const Kernels* kernels_for(Isa isa) {
 }
 
 const Kernels& best_kernels() {
+  static std::once_flag told;
   const char* forced = std::getenv("LAWSON_CPU_ISA");
+  if (forced != nullptr && *forced == '\0') forced = nullptr;
   const Kernels* best = &kernels_generic;
+  std::string there;
   for (int i = 0; i < kIsaCount; ++i) {
     const Kernels* kernels = kernels_for(static_cast<Isa>(i));
     if (kernels == nullptr) continue;
     best = kernels;
-    if (forced != nullptr && std::string_view{forced} == kernels->name) break;
+    if (forced != nullptr && std::string_view{forced} == kernels->name) return *best;
+    there += fmt::format("{}{}", there.empty() ? "" : ", ", kernels->name);
+  }
+  if (forced != nullptr) {
+    std::call_once(told, [&] {
+      diag::print_line(fmt::format("LAWSON_CPU_ISA='{}' is ignored; this CPU and build have {}",
+                                   diag::printable(forced), there));
+    });
   }
   return *best;
 }

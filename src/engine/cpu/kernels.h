@@ -139,7 +139,8 @@ struct Kernels {
 // The kernels of an instruction set, or nullptr where this build or this CPU lacks it.
 const Kernels* kernels_for(Isa isa);
 
-// What LAWSON_CPU_ISA (generic, v2, v3, v4) names if it is there, else the best there is.
+// What LAWSON_CPU_ISA (generic, v2, v3, v4) names if it is there, else the best there is; what it
+// names that is not there is told once.
 const Kernels& best_kernels();
 
 // Relative error of the kernels' own functions in f32 and of the C library's in f64.

@@ -16,7 +16,10 @@
 #include <thread>
 #include <vector>
 
+#include <fmt/format.h>
+
 #include "base/process.h"
+#include "diag/lines.h"
 
 namespace lawson::cpu {
 namespace {
@@ -89,8 +92,13 @@ int configured_threads() {
   if (text == nullptr || *text == '\0') return available;
   char* end = nullptr;
   const long wanted = std::strtol(text, &end, 10);
-  if (*end != '\0' || wanted < 1) return available;
-  return static_cast<int>(std::min<long>(wanted, kMaxThreads));
+  if (*end != '\0' || wanted < 1 || wanted > kMaxThreads) {
+    diag::print_line(
+        fmt::format("LAWSON_NUM_THREADS='{}' is ignored; expected a number from 1 to {}",
+                    diag::printable(text), kMaxThreads));
+    return available;
+  }
+  return static_cast<int>(wanted);
 }
 
 class Pool {

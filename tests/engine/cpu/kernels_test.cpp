@@ -431,7 +431,12 @@ TEST(Dispatch, TheVariableForcesKernelsThatAreThere) {
     EXPECT_STREQ(best_kernels().name, kernels->name);
   }
   setenv("LAWSON_CPU_ISA", "v9", 1);
+  testing::internal::CaptureStderr();
   EXPECT_EQ(&best_kernels(), all.back());
+  EXPECT_EQ(&best_kernels(), all.back());
+  const std::string said = testing::internal::GetCapturedStderr();
+  EXPECT_EQ(said.find("lawson: LAWSON_CPU_ISA='v9' is ignored; "), 0U) << said;
+  EXPECT_EQ(said.find("v9", said.find("v9") + 1), std::string::npos) << said;
   if (before == nullptr) {
     unsetenv("LAWSON_CPU_ISA");
   } else {

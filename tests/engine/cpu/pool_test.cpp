@@ -98,15 +98,21 @@ TEST(Pool, TheVariableLimitsThreads) {
             1);
 }
 
-TEST(Pool, NonsenseInTheVariableIsIgnored) {
+TEST(Pool, NonsenseInTheVariableIsToldAndIgnored) {
   LAWSON_NEEDS_FORK();
-  for (const char* text : {"", "0", "-3", "many", "4x"}) {
-    EXPECT_GE(in_child([text] {
-                setenv("LAWSON_NUM_THREADS", text, 1);
+  for (const std::string text : {"", "0", "-3", "many", "4x", "99999999999999999999"}) {
+    testing::internal::CaptureStderr();
+    EXPECT_GE(in_child([&] {
+                setenv("LAWSON_NUM_THREADS", text.c_str(), 1);
                 return thread_count();
               }),
               1)
         << text;
+    const std::string said = testing::internal::GetCapturedStderr();
+    const std::string wanted =
+        text.empty() ? "" : "lawson: LAWSON_NUM_THREADS='" + text + "' is ignored; ";
+    EXPECT_EQ(said.substr(0, wanted.size()), wanted);
+    EXPECT_EQ(said.empty(), text.empty()) << said;
   }
 }
 
