@@ -80,7 +80,7 @@ def test_version_is_the_librarys() -> None:
 
 
 def test_stub_is_what_nanobind_says() -> None:
-    from nanobind.stubgen import StubGen
+    from nanobind.stubgen import StubGen  # type: ignore[import-untyped]
 
     generator = StubGen(_core, quiet=True)
     generator.put(_core)
