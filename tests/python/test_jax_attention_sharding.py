@@ -234,3 +234,18 @@ def test_vmap_in_a_sharded_program(partitioner: str) -> None:
     compiled = jax.jit(f).lower(placed).compile()
     assert "all-gather" not in compiled.as_text()
     np.testing.assert_allclose(compiled(placed), f(q), **CLOSE)
+
+
+@pytest.mark.parametrize("spec", [P("data"), P(None, None, "model"), P("data", None, "model")])
+def test_axes_with_long_names(spec: P) -> None:
+    """The gradient of what is split is no sum over its axis, whatever that is called."""
+    named = jax.make_mesh((4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Auto,) * 2)
+    arrays = [normal(seed, 4, 16, 2, 8) for seed in range(4)]
+
+    def pulled(q: jax.Array, k: jax.Array, v: jax.Array, g: jax.Array) -> Any:
+        return jax.vjp(functools.partial(attention, scale=0.5), q, k, v)[1](g)
+
+    want = jax.jit(pulled)(*arrays)
+    got = jax.jit(pulled)(*(jax.device_put(a, NamedSharding(named, spec)) for a in arrays))
+    for a, b in zip(got, want, strict=True):
+        np.testing.assert_allclose(a, b, **CLOSE)

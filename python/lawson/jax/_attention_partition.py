@@ -207,7 +207,9 @@ def _partition(setup: Setup, which: str, mesh: Any, operands: Any, results: Any)
         # A result that lacks a dim which is split is a part of a sum.
         summed = []
         for value, sharding in zip(local, out_shardings, strict=True):
-            used = {axis for entry in sharding.spec if entry for axis in entry}
+            # A spec holds a tuple of one axis as that axis's name.
+            entries = [e if isinstance(e, tuple) else (e,) for e in sharding.spec if e]
+            used = {axis for entry in entries for axis in entry}
             rest = tuple(axis for axis in batch + heads if axis not in used)
             summed.append(_sum(value, rest) if which == "backward" and rest else value)
         return tuple(summed)
