@@ -124,7 +124,8 @@ class Case:
         if self.dropout == "mask":
             arrays["dropout_mask"] = rng.random((self.b, self.h, self.s, self.t)) < 0.7
         info["do"] = normal(self.b, self.h, self.s, self.e)
-        info["dlse"] = rng.standard_normal((self.b, self.h, self.s)).astype(np.float32)
+        wide = np.float64 if self.dtype == "float64" else np.float32
+        info["dlse"] = rng.standard_normal((self.b, self.h, self.s)).astype(wide)
         arrays["do"] = self.like_o(info["do"], info)
         arrays["dlse"] = self.like_rows(info["dlse"], info)
         return arrays, info
@@ -181,6 +182,54 @@ class Case:
             cotangents.append(np.zeros(results[-1].shape, jax.dtypes.float0))
         return results, pull(tuple(cotangents))[0]
 
+    @property
+    def is_jax_nn(self) -> bool:
+        """Whether jax.nn.dot_product_attention has it, with a depth of f32 sums."""
+        more = self.sink or self.softcap or self.alibi or self.dropout or self.pre_scale
+        plain = self.layout == "bshd" and self.d == self.e and self.softmax == "vanilla"
+        kept = self.dtype == "float32" and not self.mapped
+        return plain and kept and not more and not self.mask.endswith("bottom_right")
+
+    def by_xla(self, arrays: dict[str, Any], do: Any) -> tuple[Any, dict[str, Any]]:
+        """The output and the gradients for `do` of JAX's own implementation."""
+        window = tuple(1000 if bound < 0 else bound for bound in self.window)
+        wrt = {name: arrays[name] for name in _GRADIENTS if name in arrays}
+
+        def call(wrt: dict[str, Any]) -> Any:
+            return jax.nn.dot_product_attention(
+                wrt["q"],
+                wrt["k"],
+                wrt["v"],
+                wrt.get("bias"),
+                arrays.get("attn_mask"),
+                scale=self.scale,
+                is_causal="causal" in self.mask,
+                query_seq_lengths=arrays.get("seqlens_q"),
+                key_value_seq_lengths=arrays.get("seqlens_kv"),
+                local_window_size=window,
+                implementation="xla",
+            )
+
+        o, pull = jax.vjp(call, wrt)
+        return o, pull(do)[0]
+
+    def check_xla(
+        self, arrays: dict[str, Any], info: dict[str, Any], results: Any, run: Any
+    ) -> None:
+        """The output against XLA's, and XLA's gradients against the oracle's."""
+        answer = self.expected(arrays, info, None)
+        # Where a row sees nothing, XLA takes the mean of all values.
+        sees = ~np.isneginf(answer.lse)[..., None]
+        do = np.where(sees, np.asarray(info["do"], np.float64), 0)
+        o, gradients = run(arrays, do.transpose(ORDER["bshd"]).astype(np.float32))
+        got, theirs = (np.asarray(x, np.float64).transpose(0, 2, 1, 3) for x in (results[0], o))
+        off = np.where(sees, np.abs(got - theirs), 0)
+        assert np.all(off <= 2 * answer.bound(self.dtype)), f"{self.name}: o is not XLA's"
+        for name, (value, bound) in answer.gradients(do, None, self.dtype).items():
+            if name in "qkv":
+                value, bound = value.transpose(0, 2, 1, 3), bound.transpose(0, 2, 1, 3)
+            oracle.check(f"{self.name}: XLA's d{name}", gradients[name], value, 2 * bound)
+
     # ---- what it has to be ----
 
     def expected(self, arrays: dict[str, Any], info: dict[str, Any], kept: Any) -> oracle.Attention:
@@ -211,6 +260,7 @@ class Case:
             sink=sink,
             kept=kept,
             dropout=0.3 if self.dropout else 0.0,
+            unit=oracle.UNITS["float64"] if self.dtype == "float64" else oracle.F32,
         )
 
     def check(
@@ -236,7 +286,7 @@ class Case:
                 answer.bound(self.dtype).transpose(ORDER[word]),
             )
         if self.lse:
-            assert results[1].dtype == np.float32
+            assert results[1].dtype == ("float64" if self.dtype == "float64" else "float32")
             bound = answer.lse_bound()
             if self.ragged:
                 self._ragged_rows(
@@ -295,6 +345,7 @@ class Case:
 
 CASES = [
     Case("plain"),
+    Case("lengths", mask="causal", window=(5, -1), lengths="q kv", b=3),
     Case("one-row", s=1, t=33, lse=False),
     Case("causal-gqa", h=4, g=2, s=70, t=70, mask="causal"),
     Case("mqa-cross", h=4, g=1, s=5, t=67, e=8, layout="sbhd", mask="causal_bottom_right"),
@@ -322,6 +373,8 @@ CASES = [
     ),
     Case("bf16", dtype="bfloat16", h=4, g=2, s=40, t=40, mask="causal", lengths="kv"),
     Case("f16", dtype="float16", bias=(1, 4, 9, 9), bias_dtype="float16", sink=True),
+    Case("f64", dtype="float64", g=2, bias=(1, 4, 9, 9), bias_dtype="float64", softcap=3.0),
+    Case("f64-plain", dtype="float64", s=33, t=65, e=24),
     Case("vmap-all", mapped=("q", "k", "v", "do", "dlse"), h=4, g=2, mask="causal"),
     Case("vmap-q", mapped=("q", "do", "dlse"), e=8, lengths="kv", bias=(1, 4, 1, 9)),
     Case("vmap-kv", mapped=("k", "v", "seqlens_kv"), e=8, lengths="kv", layout="sbhd", lse=False),

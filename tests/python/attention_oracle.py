@@ -68,6 +68,7 @@ class Attention:
     sink: np.ndarray | None = None  # [h]; zeros: off by one
     kept: np.ndarray | None = None
     dropout: float = 0.0
+    unit: float = F32  # of the arithmetic whose error is bounded
 
     def __post_init__(self) -> None:
         self.q, k, v = (np.asarray(x, np.float64) for x in (self.q, self.k, self.v))
@@ -113,7 +114,7 @@ class Attention:
         # The relative error of a row's weights: that of its scores, in f32.
         depth = self.q.shape[-1]
         here = np.where(see, size, 0).max(axis=-1, keepdims=True, initial=0)
-        self.error = 2 * F32 * ((depth + 4) * here + x.shape[-1] + 8)
+        self.error = 2 * self.unit * ((depth + 4) * here + x.shape[-1] + 8)
 
     def bound(self, dtype: Any) -> np.ndarray:
         """How far an output computed in f32 and stored as `dtype` may be off."""
@@ -124,7 +125,7 @@ class Attention:
     def lse_bound(self) -> np.ndarray:
         """The same of the log-sum-exp."""
         lse = np.where(np.isfinite(self.lse), np.abs(self.lse), 0)
-        return self.error[..., 0] + 4 * F32 * (1 + lse)
+        return self.error[..., 0] + 4 * self.unit * (1 + lse)
 
     def gradients(
         self, do: Any, dlse: Any = None, dtype: Any = np.float32

@@ -1,7 +1,11 @@
-"""500 random attention calls through jit, grad and vmap, element by element against f64."""
+"""500 random attention calls through jit, grad and vmap, element by element against f64.
+
+What jax.nn has too is compared with XLA's results, call by call.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 from typing import Any
 
@@ -41,14 +45,23 @@ def _elements(case: Case, rng: np.random.Generator) -> tuple[dict[str, Any], lis
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_random_calls(case: Case) -> None:
     """Output, log-sum-exp and every gradient of the case's share of the 500 calls."""
+    wide = jax.enable_x64(True) if case.dtype == "float64" else contextlib.nullcontext()
+    with wide:
+        _calls(case)
+
+
+def _calls(case: Case) -> None:
     rng = np.random.default_rng([20, CASES.index(case)])
     calls = len(range(CASES.index(case), CALLS, len(CASES)))
     run = case.with_gradients
     if not case.mapped:
-        run = jax.jit(run)
+        run, by_xla = jax.jit(run), jax.jit(case.by_xla)
         for _ in range(calls):
             arrays, info = case.draw(rng)
-            case.check(arrays, info, *run(arrays))
+            results, gradients = run(arrays)
+            case.check(arrays, info, results, gradients)
+            if case.is_jax_nn:
+                case.check_xla(arrays, info, results, by_xla)
         return
     for call in itertools.count():
         if call * case.elements >= calls:
