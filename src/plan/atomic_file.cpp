@@ -1,5 +1,6 @@
 #include "plan/atomic_file.h"
 
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -39,6 +40,13 @@ AtomicFile::~AtomicFile() {
 
 Status AtomicFile::write(std::string_view bytes) {
   if (file_ < 0) return io_error(target_, "no file can be created beside it", failure_);
+  // To write beyond the process's limit would end it (SIGXFSZ).
+  rlimit limit{};
+  size_ += bytes.size();
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+      size_ > limit.rlim_cur) {
+    return io_error(target_, "cannot be written", EFBIG);
+  }
   while (!bytes.empty()) {
     const ssize_t written = ::write(file_, bytes.data(), bytes.size());
     if (written < 0 && errno == EINTR) continue;

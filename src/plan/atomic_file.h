@@ -5,6 +5,7 @@
 #include <fcntl.h>
 #include <sys/types.h>
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -38,6 +39,7 @@ class AtomicFile {
   int folder_;
   int file_ = -1;
   int failure_ = 0;
+  std::size_t size_ = 0;  // bytes
   bool renamed_ = false;
 };
 

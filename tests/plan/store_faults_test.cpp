@@ -2,6 +2,7 @@
 // failing, a disk that is full or read-only, a folder that may not be written to.
 #include <sched.h>
 #include <sys/mount.h>
+#include <sys/resource.h>
 
 #include "store_support.h"
 #include "traced_child.h"
@@ -153,6 +154,22 @@ TEST_F(StoreFaultsTest, AFullDisk) {
   });
   if (code == kSkip) GTEST_SKIP() << "mounting needs root";
   EXPECT_EQ(code, 0);
+}
+
+// The signal that comes with it would end the process.
+TEST_F(StoreFaultsTest, ALimitOfFileSizes) {
+  const int code = in_child([&] {
+    const rlimit limit{256, RLIM_INFINITY};
+    if (::setrlimit(RLIMIT_FSIZE, &limit) != 0) return 2;
+    const auto limited = store();
+    limited->keep(plan_of("k", 1000));
+    if (limited->plan("k").has_value()) return 3;
+    return warnings_.size() == 1 && warnings_[0].find("File too large") != std::string::npos ? 0
+                                                                                             : 4;
+  });
+  EXPECT_EQ(code, 0);
+  EXPECT_TRUE(litter().empty());
+  expect_usable("after the limit");
 }
 
 TEST_F(StoreFaultsTest, AReadOnlyDisk) {
