@@ -203,6 +203,11 @@ typedef struct lawson_options {
   double deadline_ms; /* for building and tuning (its best so far); 0 or negative: none */
   lawson_tuning tuning;
   int32_t retune; /* when compiling with tuning: time the stored candidates again, build nothing */
+  /* Non-zero: fusions with a product that differ in their sizes share kernels, where cuDNN has such
+   * plans: the first is compiled, one of another size takes milliseconds. Then "dynamic_shapes" is
+   * among the verdict's rewrites; where there is none, attention for one, it is a plan for its own
+   * shapes. */
+  int32_t dynamic_shapes;
 } lawson_options;
 
 typedef struct lawson_verdict lawson_verdict;
@@ -265,6 +270,13 @@ LAWSON_API lawson_status lawson_plan_deserialize(const void* data, size_t size, 
 
 /* Makes the plan executable on a device of this machine. */
 LAWSON_API lawson_status lawson_plan_load(lawson_plan* plan, const lawson_device* device);
+
+/* Loads the plan for those of this process who ask for its key on that device: attention handles,
+ * fusions and compile then find it instead of building. `options`: what it was compiled with (NULL:
+ * defaults); LAWSON_INVALID_ARGUMENT when its key is not that of its graph with these options
+ * there. A plan that is there already stays. */
+LAWSON_API lawson_status lawson_plan_keep(const lawson_plan* plan, const lawson_device* device,
+                                          const lawson_options* options);
 
 typedef struct lawson_binding {
   int64_t uid;

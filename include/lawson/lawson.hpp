@@ -272,7 +272,8 @@ struct Options {
   bool deterministic = false;
   double deadline_ms = 0;  // for building and tuning; 0: none
   lawson_tuning tuning = LAWSON_TUNING_OFF;
-  bool retune = false;  // when compiling with tuning: time the stored candidates again
+  bool retune = false;          // when compiling with tuning: time the stored candidates again
+  bool dynamic_shapes = false;  // products of all sizes share kernels, where the engine can
 
   // Lives no longer than this object.
   lawson_options c() const {
@@ -283,7 +284,8 @@ struct Options {
             deterministic ? 1 : 0,
             deadline_ms,
             tuning,
-            retune ? 1 : 0};
+            retune ? 1 : 0,
+            dynamic_shapes ? 1 : 0};
   }
 };
 
@@ -410,6 +412,13 @@ class Plan {
 
   // Makes the plan executable on a device of this machine.
   void load(const Device& device) { detail::check(lawson_plan_load(handle(), device.handle())); }
+
+  // For whoever asks for its key on that device in this process. `options`: what it was compiled
+  // with.
+  void keep(const Device& device, const Options& options = {}) const {
+    const lawson_options given = options.c();
+    detail::check(lawson_plan_keep(handle(), device.handle(), &given));
+  }
 
   // Asynchronous on `stream` (a CUstream) on a GPU.
   void execute(std::span<const Binding> bindings, void* workspace = nullptr,

@@ -16,6 +16,7 @@
 #include <new>
 
 #include "capi/guard.h"
+#include "diag/settings.h"
 #include "engine/registry.h"
 
 namespace lawson::capi {
@@ -63,11 +64,12 @@ State& state() {
 constexpr std::array kOptionPrefixes{
     offsetof(lawson_options, strength),      offsetof(lawson_options, workspace_limit),
     offsetof(lawson_options, deterministic), offsetof(lawson_options, deadline_ms),
-    offsetof(lawson_options, tuning),        offsetof(lawson_options, retune)};
-// A caller that was compiled without deadline_ms has the size of the struct up to there, with no
-// field in its padding.
+    offsetof(lawson_options, tuning),        offsetof(lawson_options, retune),
+    offsetof(lawson_options, dynamic_shapes)};
+// A caller that was compiled without deadline_ms, or without dynamic_shapes, has the size of the
+// struct up to there, with no field in its padding.
 static_assert(offsetof(lawson_options, deadline_ms) == 40);
-static_assert(offsetof(lawson_options, retune) + sizeof(std::int32_t) == sizeof(lawson_options));
+static_assert(offsetof(lawson_options, dynamic_shapes) == 56);
 
 }  // namespace
 
@@ -100,6 +102,7 @@ Result<plan::Planner*> planner() {
   const std::lock_guard lock{shared.mutex};
   plan::Planner* made = current_planner.load(std::memory_order_acquire);
   if (made == nullptr) {
+    diag::begin();
     const std::string folder = libexec_folder();
     plan::PlannerConfig config;
     config.engines = engines();
@@ -108,7 +111,7 @@ Result<plan::Planner*> planner() {
     config.cudnn_path = shared.cudnn_path;
     if (!shared.cudnn_path.empty()) choose_cudnn(shared.cudnn_path);
     config.max_workers = shared.max_workers;
-    config.store = plan::Store::environment();
+    LAWSON_TRY(config.store, plan::Store::environment());
     if (const char* bundles = std::getenv("LAWSON_BUNDLE_PATH")) config.bundle_path = bundles;
     made = new plan::Planner(std::move(config));
     current_planner.store(made, std::memory_order_release);
@@ -117,6 +120,8 @@ Result<plan::Planner*> planner() {
 }
 
 Status configure(const lawson_settings& settings) {
+  diag::begin();
+  LAWSON_CHECK(plan::Store::environment());
   State& shared = state();
   const std::lock_guard lock{shared.mutex};
   if (current_planner.load(std::memory_order_acquire) != nullptr) {
@@ -187,6 +192,7 @@ Result<Asked> read_options(const lawson_options* options) {
           tuning);
   }
   asked.retune = given.retune != 0;
+  asked.options.dynamic_shapes = given.dynamic_shapes != 0;
   return asked;
 }
 

@@ -140,6 +140,17 @@ lawson_status lawson_plan_deserialize(const void* data, size_t size, lawson_plan
   });
 }
 
+lawson_status lawson_plan_keep(const lawson_plan* plan, const lawson_device* device,
+                               const lawson_options* options) {
+  return guard([&]() -> Status {
+    LAWSON_CHECK(require(plan, "plan"));
+    LAWSON_CHECK(require(device, "device"));
+    LAWSON_TRY(const Asked asked, read_options(options));
+    LAWSON_TRY(plan::Planner * planner, capi::planner());
+    return planner->keep(plan->plan, plan->graph, device->device, asked.options);
+  });
+}
+
 lawson_status lawson_plan_load(lawson_plan* plan, const lawson_device* device) {
   return guard([&]() -> Status {
     LAWSON_CHECK(require(plan, "plan"));

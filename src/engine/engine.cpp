@@ -215,6 +215,7 @@ std::string make_key(const ir::Graph& graph, const Device& device, std::string_v
                   kKeyRevision, ir::canonical_text(graph), fingerprint(device), engine,
                   engine_version, options.workspace_limit, options.deterministic);
   if (options.tuning != Tuning::off) text += fmt::format("tuning {}\n", to_string(options.tuning));
+  if (options.dynamic_shapes) text += "dynamic shapes\n";
   return hash_hex(text);
 }
 

@@ -36,6 +36,8 @@ struct Options {
   bool deterministic = false;
   Tuning tuning = Tuning::off;
   double deadline_ms = -1;  // for building and tuning; negative: none. Not part of the key.
+  // Fusions that share compiled kernels with those of other sizes, where the engine has such plans.
+  bool dynamic_shapes = false;
 };
 
 struct Verdict {

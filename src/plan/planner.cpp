@@ -299,6 +299,24 @@ class Planner::Impl {
     return loaded;
   }
 
+  Status keep(const Plan& plan, const KnownGraph& graph, const KnownDevice& device,
+              const Options& options) {
+    LAWSON_TRY(Engine * engine, accepting(graph, device, plan.engine, options));
+    if (!device.device().present()) return not_here(device.device());
+    const Question question{*engine, graph, device, options};
+    const QuestionId id = plan_question(graph, device, engine->name(), options);
+    if (plans_.find(id) != nullptr) return {};
+    if (const std::string key = key_of(question); key != plan.key) {
+      return invalid("plan {} has the key {}; its graph has {} with these options on '{}'",
+                     plan.plan_id, plan.key, key, device.device().name);
+    }
+    Plan shared = plan;
+    shared.graph_json = plan_graph_json(without_values(graph.graph()));
+    LAWSON_TRY(auto loaded, loaded_by(*engine, shared, device.device(), graph.pass()));
+    plans_.put(id, loaded);
+    return {};
+  }
+
   PlanCache& plans() { return plans_; }
   void set_single_flight(bool value) {
     plans_.set_single_flight(value);
@@ -1008,6 +1026,11 @@ Result<std::shared_ptr<Loaded>> Planner::acquire(const ir::Graph& graph, const D
                                                  std::string_view engine, const Options& options,
                                                  void* stream) {
   return impl_->acquire(KnownGraph{graph}, KnownDevice{device}, engine, options, stream);
+}
+
+Status Planner::keep(const Plan& plan, const ir::Graph& graph, const Device& device,
+                     const Options& options) {
+  return impl_->keep(plan, KnownGraph{graph}, KnownDevice{device}, options);
 }
 
 PlanCache& Planner::cache() {

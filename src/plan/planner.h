@@ -87,6 +87,10 @@ class Planner {
   Result<std::shared_ptr<Loaded>> acquire(const ir::Graph& graph, const Device& device,
                                           std::string_view engine, const Options& options,
                                           void* stream);
+  // A plan that came from elsewhere, for those who ask for its key on its device. What is there
+  // already stays. INVALID_ARGUMENT: the key is not that of its graph with these options.
+  Status keep(const Plan& plan, const ir::Graph& graph, const Device& device,
+              const Options& options);
   PlanCache& cache();
   VerdictCache& verdicts();
   void set_single_flight(bool value);  // for tests: SharedCache's, of all that is kept

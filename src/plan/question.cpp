@@ -67,6 +67,7 @@ Fields fields(const KnownGraph& graph, const KnownDevice& device, std::string_vi
   all.add(options.workspace_limit);
   all.add(static_cast<std::int32_t>(options.deterministic));
   all.add(static_cast<std::int32_t>(options.tuning));
+  all.add(static_cast<std::int32_t>(options.dynamic_shapes));
   return all;
 }
 

@@ -141,7 +141,8 @@ Json options_to_json(const Options& options) {
           {"workspace_limit", options.workspace_limit},
           {"deterministic", options.deterministic},
           {"tuning", to_string(options.tuning)},
-          {"deadline_ms", options.deadline_ms}};
+          {"deadline_ms", options.deadline_ms},
+          {"dynamic_shapes", options.dynamic_shapes}};
 }
 
 Result<Options> options_from_json(const Json& document) {
@@ -159,6 +160,7 @@ Result<Options> options_from_json(const Json& document) {
       return error(ErrorKind::internal, "tuning '{}' is not a word of this protocol", word);
     options.tuning = *tuning;
     options.deadline_ms = document.at("deadline_ms").get<double>();
+    options.dynamic_shapes = document.at("dynamic_shapes").get<bool>();
     return options;
   });
 }

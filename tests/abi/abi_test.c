@@ -169,6 +169,7 @@ static void layout(void) {
   FIELD(lawson_options, deadline_ms);
   FIELD(lawson_options, tuning);
   FIELD(lawson_options, retune);
+  FIELD(lawson_options, dynamic_shapes);
   SIZE(lawson_binding);
   FIELD(lawson_binding, uid);
   FIELD(lawson_binding, data);

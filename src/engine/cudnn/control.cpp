@@ -40,7 +40,7 @@ void prime() {
       const diag::About about{{"cudnn", "prime", {}, -1}};
       const auto graph = small_matmul(DType::f32);
       if (!graph.ok() || !need_cublaslt().ok()) return;
-      auto lowered = Lowered::lower(*graph, target);
+      auto lowered = Lowered::lower(*graph, target, nullptr);
       if (lowered.ok()) static_cast<void>((*lowered)->judge(nullptr));
       return;
     }
@@ -57,7 +57,7 @@ bool control_plan_builds(const Device& device) {
   const diag::About about{{"cudnn", "control", {}, device.ordinal}};
   bool builds = false;
   if (graph.ok()) {
-    auto lowered = Lowered::lower(*graph, device);
+    auto lowered = Lowered::lower(*graph, device, nullptr);
     auto handle = handle_for(device);
     if (lowered.ok() && handle.ok() && !(*lowered)->judge(handle->get())) {
       const std::size_t count = (*lowered)->plan_names().size();

@@ -98,9 +98,11 @@ Result<Attempt> ask(const Lower& lower, const ir::Graph& graph, const Device& de
 }
 
 // A fresh object of a fusion.
-Lower lower_fusion(const ir::Graph& graph, const Device& device, const Options& options) {
-  return [graph, device, limit = options.workspace_limit]() -> Result<std::unique_ptr<Lowered>> {
-    LAWSON_TRY(auto lowered, Lowered::lower(graph, device));
+Lower lower_fusion(const ir::Graph& graph, const Device& device, const Options& options,
+                   std::shared_ptr<KernelFamily> family) {
+  return [graph, device, limit = options.workspace_limit,
+          family = std::move(family)]() -> Result<std::unique_ptr<Lowered>> {
+    LAWSON_TRY(auto lowered, Lowered::lower(graph, device, family));
     if (limit >= 0) lowered->limit_workspace(limit);
     return lowered;
   };
@@ -114,6 +116,17 @@ Lower lower_attention(const ir::Graph& graph, const NativeAttention& native, con
     if (limit >= 0) lowered->limit_workspace(limit);
     return lowered;
   };
+}
+
+Result<Attempt> attempt_fusion(const ir::Graph& graph, const Device& device, const Options& options,
+                               const Libraries& found) {
+  if (auto family = options.dynamic_shapes ? kernel_family(graph, device) : nullptr) {
+    // What has no plan with dynamic shapes gets one for its own, and its rewrites say so.
+    LAWSON_TRY(Attempt dynamic,
+               ask(lower_fusion(graph, device, options, std::move(family)), graph, device, found));
+    if (dynamic.lowered) return dynamic;
+  }
+  return ask(lower_fusion(graph, device, options, nullptr), graph, device, found);
 }
 
 Result<Attempt> attempt_attention(const ir::Graph& graph, const AttentionFacts& facts,
@@ -185,7 +198,7 @@ Result<Judgement> Judge::judge(const ir::Graph& graph, const Device& device, con
   const auto facts = attention_facts(graph);
   Attempt attempt;
   if (!facts) {
-    LAWSON_TRY(attempt, ask(lower_fusion(graph, device, options), graph, device, found));
+    LAWSON_TRY(attempt, attempt_fusion(graph, device, options, found));
     if (attempt.judgement) return refuse_or_return(std::move(*attempt.judgement), refuse);
   } else {
     // The first variant's reasons are those of the graph as it was written.
@@ -205,9 +218,9 @@ Result<Judgement> Judge::judge(const ir::Graph& graph, const Device& device, con
   judgement.judged = std::make_shared<Judged>();
   judgement.judged->lowered = std::move(attempt.lowered);
   judgement.judged->again = std::move(attempt.again);
-  if (!facts) {
+  if (!facts && !options.dynamic_shapes) {
     if (const auto other = turned(graph)) {
-      judgement.judged->again_turned = lower_fusion(*other, device, options);
+      judgement.judged->again_turned = lower_fusion(*other, device, options, nullptr);
     }
   }
   judgement.judged->plan_names = judgement.judged->lowered->plan_names();

@@ -156,6 +156,15 @@ cudnnHandle_t as_handle(void* handle) {
 
 }  // namespace
 
+struct KernelFamily {
+  std::mutex mutex;  // cuDNN's cache has none of its own
+  std::shared_ptr<fe::KernelCache> cache = std::make_shared<fe::KernelCache>();
+};
+
+std::shared_ptr<KernelFamily> make_kernel_family() {
+  return std::make_shared<KernelFamily>();
+}
+
 struct Lowered::Impl {
   explicit Impl(const ir::Graph& source) : graph{source} {}
 
@@ -164,6 +173,7 @@ struct Lowered::Impl {
   Properties properties;
   bool has_occupancy = true;
   std::shared_ptr<FrontendGraph> frontend = std::make_shared<FrontendGraph>();
+  std::shared_ptr<KernelFamily> family;          // null: plans for the graph's own shapes
   std::unique_ptr<AttentionLowering> attention;  // its score modifiers are called while building
   Supplies supplies;
   std::vector<std::string> rewrites;
@@ -175,6 +185,14 @@ struct Lowered::Impl {
     // Both must be known before nodes are added.
     if (properties) frontend->set_device_properties(properties);
     frontend->set_sm_version(device.compute_capability / 10);
+    if (family) {
+      frontend->set_dynamic_shape_enabled(true);
+      frontend->set_kernel_cache(family->cache);
+    }
+  }
+
+  std::unique_lock<std::mutex> lock_family() const {
+    return family ? std::unique_lock{family->mutex} : std::unique_lock<std::mutex>{};
   }
 
   // A refusal because rows are no one dim in memory may be helped by more batches of fewer rows.
@@ -188,6 +206,7 @@ struct Lowered::Impl {
       Status attempt = lowering.run();
       if (attempt.ok()) {
         rewrites = lowering.rewrites();
+        if (family) rewrites.emplace_back(kDynamicShapes);
         return attempt;
       }
       if (parts == 1) status = std::move(attempt);  // the graph as it was written
@@ -212,8 +231,11 @@ struct Lowered::Impl {
 Lowered::Lowered(std::unique_ptr<Impl> impl) : impl_{std::move(impl)} {}
 Lowered::~Lowered() = default;
 
-Result<std::unique_ptr<Lowered>> Lowered::lower(const ir::Graph& graph, const Device& device) {
-  return finish(std::make_unique<Impl>(graph), device);
+Result<std::unique_ptr<Lowered>> Lowered::lower(const ir::Graph& graph, const Device& device,
+                                                std::shared_ptr<KernelFamily> family) {
+  auto impl = std::make_unique<Impl>(graph);
+  impl->family = std::move(family);
+  return finish(std::move(impl), device);
 }
 
 Result<std::unique_ptr<Lowered>> Lowered::lower(const ir::Graph& graph, NativeAttention native,
@@ -259,6 +281,7 @@ Result<std::unique_ptr<Lowered>> Lowered::finish(std::unique_ptr<Impl> impl, con
 }
 
 Failure Lowered::judge(void* handle) {
+  const auto lock = impl_->lock_family();
   FrontendGraph& graph = *impl_->frontend;
   using diag::Stage;
   if (Failure failure = timed(Stage::validate, "validate", [&] { return graph.validate(); })) {
@@ -349,6 +372,7 @@ Failure Lowered::find_plan(const std::string& name, std::size_t& index) {
 }
 
 Failure Lowered::build(std::size_t index) {
+  const auto lock = impl_->lock_family();
   const auto plan = static_cast<std::int64_t>(index);
   if (Failure failure = timed(diag::Stage::build_plans, "build_plan",
                               [&] { return impl_->frontend->build_plan_at_index(plan); })) {

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "engine/cudnn/kernel_families.h"
 #include "engine/cudnn/native.h"
 #include "engine/cudnn/reasons.h"
 #include "engine/device.h"
@@ -44,7 +45,10 @@ class Lowered {
   ~Lowered();
 
   // The frontend graph of a fusion; unsupported with named reasons when cuDNN has no words for it.
-  static Result<std::unique_ptr<Lowered>> lower(const ir::Graph& graph, const Device& device);
+  // `family`: plans have dynamic shapes, and their kernels are that family's; nullptr: they are for
+  // the graph's own shapes.
+  static Result<std::unique_ptr<Lowered>> lower(const ir::Graph& graph, const Device& device,
+                                                std::shared_ptr<KernelFamily> family);
   // The frontend graph of an attention; `graph` is what it was made from, for reasons.
   static Result<std::unique_ptr<Lowered>> lower(const ir::Graph& graph, NativeAttention native,
                                                 const Device& device);

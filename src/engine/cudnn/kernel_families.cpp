@@ -1,0 +1,74 @@
+#include "engine/cudnn/kernel_families.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <list>
+#include <mutex>
+#include <numeric>
+#include <utility>
+
+#include "engine/cudnn/facts.h"
+
+namespace lawson::cudnn {
+namespace {
+
+constexpr std::size_t kCapacity = 64;  // a kernel has some 100 KB
+// Vectors of so many elements may be what a kernel reads at once.
+constexpr std::int64_t kVector = 8;
+
+// Dims from the innermost outwards.
+std::vector<std::size_t> memory_order(const Dims& strides) {
+  std::vector<std::size_t> order(strides.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return strides[a] < strides[b]; });
+  return order;
+}
+
+class Families {
+ public:
+  static Families& shared() {
+    static auto* const families = new Families;  // outlives cuDNN's own end
+    return *families;
+  }
+
+  std::shared_ptr<KernelFamily> get(const std::string& id) {
+    const std::lock_guard lock{mutex_};
+    const auto found = std::find_if(entries_.begin(), entries_.end(),
+                                    [&](const auto& entry) { return entry.first == id; });
+    if (found != entries_.end()) {
+      entries_.splice(entries_.begin(), entries_, found);
+    } else {
+      entries_.emplace_front(id, make_kernel_family());
+      if (entries_.size() > kCapacity) entries_.pop_back();
+    }
+    return entries_.front().second;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::list<std::pair<std::string, std::shared_ptr<KernelFamily>>> entries_;  // last used first
+};
+
+}  // namespace
+
+std::string family_text(const ir::Graph& fusion) {
+  ir::Graph family = fusion;
+  for (ir::Tensor& tensor : family.tensors) {
+    const std::vector<std::size_t> order = memory_order(tensor.strides);
+    for (std::size_t i = 0; i < order.size(); ++i) {
+      tensor.strides[order[i]] = static_cast<std::int64_t>(i);
+    }
+    for (std::int64_t& dim : tensor.shape) dim = dim == 1 ? 1 : 2 * std::gcd(dim, kVector);
+  }
+  return ir::canonical_text(family);
+}
+
+std::shared_ptr<KernelFamily> kernel_family(const ir::Graph& fusion, const Device& device) {
+  if (!has_matmul(fusion)) return nullptr;
+  return Families::shared().get(fmt::format("{} {} {}\n{}", device.ordinal, device.name,
+                                            device.properties.dump(), family_text(fusion)));
+}
+
+}  // namespace lawson::cudnn
