@@ -17,10 +17,10 @@
 namespace lawson::diag {
 namespace {
 
-void print_summary() noexcept {
-  detail::quietly([] {
+void print_summary(pid_t registered) noexcept {
+  detail::quietly([registered] {
     const auto threads = counts(Since::start);
-    if (threads.empty()) return;  // a forked child that did nothing of this
+    if (threads.empty() && ::getpid() != registered) return;  // a forked child, of its parent's
     std::string text = fmt::format("cache summary: rank={} pid={}\n{}", settings().rank, ::getpid(),
                                    summary_text(threads));
     text.pop_back();
@@ -33,7 +33,8 @@ void find_listeners() noexcept {
   static const bool found = [] {
     detail::quietly([] {
       const int level = settings().cache_level;
-      if (level >= 1) std::atexit([] { print_summary(); });
+      static const pid_t process = ::getpid();
+      if (level >= 1) std::atexit([] { print_summary(process); });
       if (level >= 2) detail::listen(detail::kLines);
       if (has_profiler()) detail::listen(detail::kRanges);
     });
@@ -67,6 +68,10 @@ void hand_on(unsigned listeners, std::string_view name, const Subject& subject,
 }
 
 }  // namespace
+
+void begin() noexcept {
+  static_cast<void>(who_listens());
+}
 
 std::string_view to_string(Event event) {
   switch (event) {

@@ -20,6 +20,10 @@ Settings read_settings(const Variables& variables, std::vector<std::string>& war
 // Of this process. The first call prints the warnings.
 const Settings& settings();
 
+// Does what they ask for, unless the first event did: so that warnings and the summary at exit come
+// also where nothing happens.
+void begin() noexcept;
+
 // The names of all variables that are read here, for reports.
 std::vector<std::string> setting_names();
 

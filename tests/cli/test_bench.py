@@ -138,9 +138,6 @@ class Tuning(Tuned):
         self.assertEqual(result.code, 2)
         for word in ("LAWSON_CACHE", "maybe", "off, ro or rw"):
             self.assertIn(word, result.err)
-        # Who does not tune is not bothered.
-        self.expect(0, "run", SPECS / "seed.json", "--engine", "cpu",
-                    env=self.env(LAWSON_CACHE="maybe"))
 
     def test_a_deadline_is_kept_and_said(self):
         _, row = self.bench("--deadline", "1")

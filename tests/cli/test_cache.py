@@ -4,8 +4,9 @@ import os
 import time
 import unittest
 
-from support import Case, attention, environment, main, needs_cudnn
+from support import SPECS, Case, attention, environment, main, needs_cudnn
 
+SEED = SPECS / "seed.json"
 DAY = 24 * 3600
 
 
@@ -66,7 +67,7 @@ class Cache(Case):
         self.assertEqual([f.read_bytes() for f in sorted((other / "store").iterdir())],
                          [f.read_bytes() for f in files])
         self.cache(2, "import", self.folder / "1.json")
-        self.cache(3, "import", self.folder / "missing")
+        self.cache(2, "import", self.folder / "missing")
 
     def test_exported_plans_run(self):
         self.fill()
@@ -92,7 +93,9 @@ class Cache(Case):
         # The damage that the head shows is listed, and nothing of it is exported.
         self.assertIn("unreadable", self.cache(0, "list").out)
         self.assertEqual(self.cache(0, "export", self.folder / "x", "--json").json["plans"], 1)
-        self.cache(1, "verify", "--remove")
+        removing = self.cache(1, "verify", "--remove").out
+        self.assertEqual(removing.count("(removed)"), 2, removing)
+        self.assertIn(f"{self.store}: 1 entry", removing)
         self.assertEqual(sorted(self.store.glob("*.plan")), files[:1])
         self.cache(0, "verify")
 
@@ -122,8 +125,14 @@ class Cache(Case):
         for arguments in (("prune", "--all"), ("verify", "--remove"), ("import", self.bundle)):
             self.assertIn("read-only", self.cache(3, *arguments, LAWSON_CACHE="ro").err)
         self.assertIn("LAWSON_CACHE", self.cache(3, "list", LAWSON_CACHE="off").err)
-        wrong = self.cache(2, "list", LAWSON_CACHE="yes")
-        self.assertIn("'yes' is not allowed; expected off, ro or rw", wrong.err)
+        wrong = "LAWSON_CACHE: 'yes' is not allowed; expected off, ro or rw"
+        self.assertIn(wrong, self.cache(2, "list", LAWSON_CACHE="yes").err)
+        env = dict(self.env, LAWSON_CACHE="yes")
+        for arguments in (("check", SEED, "--target", "cpu"), ("probe", SEED, "--target", "cpu"),
+                          ("explain", SEED, "--target", "cpu"), ("run", SEED, "--engine", "cpu"),
+                          ("bench", SEED, "--engine", "cpu"), ("print", SEED), ("targets",), ("info",),
+                          ("compile", SEED, "--target", "cpu", "-o", self.folder / "y")):
+            self.assertIn(wrong, self.expect(2, *arguments, env=env).err)
 
     def test_usage(self):
         for arguments, words in (

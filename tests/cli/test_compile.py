@@ -94,8 +94,37 @@ class Bundles(Case):
         self.expect(0, "run", SEED, "--engine", "cpu", "--plan", self.bundle)
 
     def test_a_place_that_cannot_be_written(self):
-        result = self.expect(3, "compile", SEED, "--target", "cpu", "-o", "/proc/none/x", "--json")
-        self.assertIn("/proc/none/x", result.json["error"]["message"])
+        for path in ("/proc/none/x", self.folder / "none" / "x"):
+            for more in ((), ("--fresh",)):
+                error = self.expect(2, "compile", SEED, "--target", "cpu", "-o", path, "--json",
+                                    *more).json["error"]
+                self.assertIn(str(path), error["message"])
+                self.assertIn("cannot be written", error["message"])
+                self.assertEqual(error["kind"], "invalid_argument")
+        self.expect(2, "compile", SEED, "--target", "cpu", "-o", self.folder, "--fresh")
+        self.assertEqual(list(self.folder.iterdir()), [])
+
+    def test_a_bundle_that_is_not_there(self):
+        error = self.expect(2, "run", SEED, "--engine", "cpu", "--plan", self.bundle, "--json")
+        self.assertEqual(error.json["error"]["kind"], "invalid_argument")
+        self.assertIn("a.lawson", error.json["error"]["message"])
+
+    def test_told_of_what_a_bundle_served(self):
+        self.compile(0, SEED)
+        env = environment(LAWSON_BUNDLE_PATH=self.bundle, LAWSON_CACHE_DEBUG="1")
+        result = self.expect(0, "compile", SEED, "--target", "cpu", "-o", self.folder / "b.lawson",
+                             env=env)
+        self.assertEqual(result.err.count("cache summary"), 1, result.err)
+
+    def test_on_a_pipe_nothing_is_cut(self):
+        spec = self.write("a" * 120 + ".json", SEED.read_text())
+        arguments = ("compile", spec, "--target", "cpu", "-o", self.bundle)
+        plan = self.expect(0, *arguments, "--json").json["plans"][0]
+        out = self.expect(0, *arguments, env=environment(COLUMNS=None)).out
+        self.assertIn(str(spec), out)
+        self.assertIn(plan["plan_name"], out)
+        narrow = self.expect(0, *arguments, env=environment(COLUMNS="100")).out
+        self.assertNotIn(plan["plan_name"], narrow)
 
     def test_bundles_in_the_environment_that_are_none(self):
         env = environment(LAWSON_BUNDLE_PATH=f"/none/x.lawson:{self.folder}")

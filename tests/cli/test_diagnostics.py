@@ -179,6 +179,7 @@ class Told(Case):
             err = self.told("run", SEED, "--engine", "cpu", **{name: value})
             self.assertEqual(len(err.splitlines()), 1, err)
             self.assertTrue(err.startswith(f"lawson: {name}='{value}' is ignored; expected "), err)
+            self.assertEqual(self.told("print", SEED, **{name: value}), err)
 
     def test_the_engine_chosen(self):
         run = ("run", SEED, "--engine", "cpu")

@@ -213,6 +213,18 @@ class Usage(Case):
         self.refused(["compile", seed, "--target", "cpu", "--engine", "abacus", "-o",
                       self.folder / "x"], "abacus")
 
+    def test_a_models_config_is_no_spec(self):
+        model = MODELS / "gpt2.json"
+        for arguments in (["print", model], ["run", model, "--engine", "cpu"],
+                          ["probe", model, "--target", "cpu"], ["explain", model, "--target", "cpu"]):
+            self.refused(arguments, "gpt2.json", "'lawson'", "`lawson check`")
+
+    def test_sizes_and_times(self):
+        self.refused(["cache", "prune", "--to-size", "12parsecs"],
+                     "'12parsecs' is not a size, as 500000, 500MB or 2GiB")
+        self.refused(["cache", "prune", "--older-than", "3fortnights"],
+                     "'3fortnights' is not a time, as 90s, 30min, 12h or 30d")
+
     def test_no_verb(self):
         result = self.expect(2)
         self.assertIn("check", result.err)
@@ -225,6 +237,11 @@ class Usage(Case):
             self.assertIn(f"lawson {verb}", text)
             self.assertIn("Example", text)
             self.assertIn("--json", text)
+            self.assertEqual("--cudnn" in text, verb != "print")
+        for verb in ("probe", "explain", "run", "print"):
+            self.assertIn("- for standard", self.expect(0, verb, "--help").out)
+        self.assertIn("GPUs to compile for", self.expect(0, "compile", "--help").out)
+        self.assertNotIn("--cudnn", self.expect(0, "cache", "list", "--help").out)
 
 
 if __name__ == "__main__":

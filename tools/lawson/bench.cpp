@@ -56,7 +56,7 @@ class Bench {
     std::vector<std::pair<std::string, Spec>> specs;
     for (const std::string& path : arguments_.specs) {
       const Document document = read_document(path);
-      specs.emplace_back(document.source, read_spec(document.text, document.source));
+      specs.emplace_back(document.source, read_spec(document));
     }
     if (!arguments_.no_limits) {
       limits_ = json_of(lawson_device_limits, place_.device.get(), place_.engine.c_str());

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 
+#include "input.h"
 #include "table.h"
 #include "terminal.h"
 #include "verbs.h"
@@ -86,13 +87,15 @@ int run_verify(const Session& session, bool remove) {
   const Store store = open_store();
   const Json entries = json_of(lawson_store_verify, store.get(), remove ? 1 : 0);
   Json bad = Json::array();
+  Json left = Json::array();
   for (const Json& entry : entries) {
     if (entry.contains("defect")) bad.push_back(entry);
+    if (!entry.contains("removed")) left.push_back(entry);
   }
   if (session.json) {
     emit({{"folder", folder_of(store)},
-          {"entries", entries.size()},
-          {"bytes", total_bytes(entries)},
+          {"entries", left.size()},
+          {"bytes", total_bytes(left)},
           {"bad", bad}});
   } else {
     std::string out;
@@ -101,7 +104,7 @@ int run_verify(const Session& session, bool remove) {
           "{} {}{}: {}\n", paint("bad", Style::bad), entry["file"].get<std::string>(),
           entry.contains("removed") ? " (removed)" : "", entry["defect"].get<std::string>());
     }
-    out += summary(folder_of(store), entries);
+    out += summary(folder_of(store), left);
     if (bad.empty()) out += "all of them sound\n";
     print_out(out);
   }
@@ -179,7 +182,7 @@ int run_export(const Session& session, const std::string& path) {
 
 int run_import(const Session& session, const std::string& path) {
   const Store store = open_store();
-  const Bundle bundle = make<Bundle>(lawson_bundle_open, path.c_str());
+  const Bundle bundle = open_bundle(path);
   const std::size_t count = lawson_bundle_size(bundle.get());
   Progress progress("importing", count);
   for (std::size_t i = 0; i < count; ++i) {
@@ -195,21 +198,34 @@ int run_import(const Session& session, const std::string& path) {
   return kExitOk;
 }
 
+// Of CLI11's conversion, whose own words for a failure list every spelling of every unit.
+CLI::Validator converting(const CLI::Validator& conversion, const std::string& expected) {
+  const auto convert = [conversion, expected](std::string& text) {
+    const std::string given = text;
+    try {
+      if (conversion(text).empty()) return std::string{};
+    } catch (const CLI::ValidationError&) {  // said below
+    }
+    return fmt::format("'{}' is not {}", given, expected);
+  };
+  return CLI::Validator{convert, ""};
+}
+
 // "500MB" and "2GB" count in thousands, "512MiB" in 1024s.
 void add_prune(CLI::App& cache, Session& session) {
   auto arguments = std::make_shared<PruneArguments>();
-  CLI::App* verb = add_verb(cache, session, "prune", "take away what was least recently used",
-                            "lawson cache prune --to-size 500MB --older-than 30d");
+  CLI::App* verb = add_plain_verb(cache, session, "prune", "take away what was least recently used",
+                                  "lawson cache prune --to-size 500MB --older-than 30d");
   verb->add_option("--to-size", arguments->to_size, "the most that may stay, as 500MB or 2GiB")
       ->type_name("SIZE")
-      ->transform(CLI::AsSizeValue(true).description(""));
+      ->transform(converting(CLI::AsSizeValue{true}, "a size, as 500000, 500MB or 2GiB"));
   const std::map<std::string, std::uint64_t> units{
       {"s", 1}, {"min", 60}, {"h", 3600}, {"d", 86400}};
   const CLI::AsNumberWithUnit age{units, CLI::AsNumberWithUnit::UNIT_REQUIRED};
   verb->add_option("--older-than", arguments->older_than,
                    "what was not used for so long, as 90s, 30min, 12h or 30d")
       ->type_name("AGE")
-      ->transform(age.description(""));
+      ->transform(converting(age, "a time, as 90s, 30min, 12h or 30d"));
   verb->add_flag("--all", arguments->all, "everything");
   verb->callback([arguments, &session] {
     session.action = [arguments, &session] { return run_prune(session, *arguments); };
@@ -222,13 +238,13 @@ void add_cache(CLI::App& app, Session& session) {
   CLI::App* cache = app.add_subcommand("cache", "the store of plans and verdicts on the disk");
   cache->footer("Example:\n  lawson cache list");
 
-  CLI::App* list = add_verb(*cache, session, "list", "what is in it, the last used first",
-                            "lawson cache list --json");
+  CLI::App* list = add_plain_verb(*cache, session, "list", "what is in it, the last used first",
+                                  "lawson cache list --json");
   list->callback([&session] { session.action = [&session] { return run_list(session); }; });
 
   auto remove = std::make_shared<bool>(false);
-  CLI::App* verify = add_verb(*cache, session, "verify", "read and check every file of it",
-                              "lawson cache verify --remove");
+  CLI::App* verify = add_plain_verb(*cache, session, "verify", "read and check every file of it",
+                                    "lawson cache verify --remove");
   verify->add_flag("--remove", *remove, "take away what is bad");
   verify->callback([remove, &session] {
     session.action = [remove, &session] { return run_verify(session, *remove); };
@@ -237,15 +253,15 @@ void add_cache(CLI::App& app, Session& session) {
   add_prune(*cache, session);
 
   auto bundle = std::make_shared<std::string>();
-  CLI::App* exports = add_verb(*cache, session, "export", "its plans as one bundle",
-                               "lawson cache export plans.lawson");
+  CLI::App* exports = add_plain_verb(*cache, session, "export", "its plans as one bundle",
+                                     "lawson cache export plans.lawson");
   exports->add_option("bundle", *bundle, "the bundle to write")->required()->type_name("FILE");
   exports->callback([bundle, &session] {
     session.action = [bundle, &session] { return run_export(session, *bundle); };
   });
 
-  CLI::App* imports = add_verb(*cache, session, "import", "a bundle's plans into it",
-                               "lawson cache import plans.lawson");
+  CLI::App* imports = add_plain_verb(*cache, session, "import", "a bundle's plans into it",
+                                     "lawson cache import plans.lawson");
   imports->add_option("bundle", *bundle, "the bundle to read")->required()->type_name("BUNDLE");
   imports->callback([bundle, &session] {
     session.action = [bundle, &session] { return run_import(session, *bundle); };

@@ -284,8 +284,10 @@ void add_check(CLI::App& app, Session& session) {
   CLI::App* verb = add_verb(
       app, session, "check", "what of a model fuses, on which GPU, why not, and what to change",
       "lawson check examples/models/llama-3.1-8b.json --target a100,h200 --seqlen 8192");
-  verb->add_option("model", arguments->models,
-                   "a model's config.json (Hugging Face form), its folder, or a spec file")
+  verb->add_option(
+          "model", arguments->models,
+          "a model's config.json (Hugging Face form), its folder, or a spec file; - for standard "
+          "input")
       ->required()
       ->type_name("MODEL...");
   add_target_option(verb, arguments->targets,

@@ -1,7 +1,11 @@
 // compile SPEC... -o BUNDLE: plans ahead of time, for GPUs that need not be here.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
 #include <filesystem>
 #include <map>
 #include <optional>
@@ -73,7 +77,7 @@ class Earlier {
     std::error_code code;
     if (!std::filesystem::exists(path, code)) return;
     try {
-      bundle_ = make<Bundle>(lawson_bundle_open, path.c_str());
+      bundle_ = open_bundle(path);
     } catch (const Failure& failure) {
       const bool is_file = std::filesystem::is_regular_file(path, code);
       throw Failure(failure.kind(), failure.exit_code(),
@@ -102,6 +106,21 @@ class Earlier {
   Bundle bundle_;
 };
 
+// A new bundle takes its place beside it first: so does this file.
+void check_writable(const std::string& path) {
+  std::error_code code;
+  if (std::filesystem::is_directory(path, code)) {
+    throw bad_input(fmt::format("{}: is a directory; expected the bundle to write", path));
+  }
+  std::string trial = path + ".XXXXXX";
+  const int file = ::mkstemp(trial.data());
+  if (file < 0) {
+    throw bad_input(fmt::format("{}: cannot be written ({})", path, std::strerror(errno)));
+  }
+  ::close(file);
+  ::unlink(trial.c_str());
+}
+
 class Compiler {
  public:
   explicit Compiler(const CompileArguments& arguments)
@@ -118,6 +137,7 @@ class Compiler {
       }
     }
     targets_ = resolve_targets(arguments.targets, {});
+    check_writable(path_);
   }
 
   // What was compiled is in the bundle also when something else does not fuse, or after an
@@ -374,11 +394,12 @@ int run_compile(const Session& session, const CompileArguments& arguments) {
 void add_compile(CLI::App& app, Session& session) {
   auto arguments = std::make_shared<CompileArguments>();
   CLI::App* verb = add_verb(app, session, "compile", "plans ahead of time, into one bundle",
-                            "lawson compile examples/specs/seed.json --target h200 -o seed.bundle");
-  verb->add_option("spec", arguments->specs, "spec files, or models' config.json")
+                            "lawson compile examples/specs/seed.json --target h200 -o seed.lawson");
+  verb->add_option("spec", arguments->specs,
+                   "spec files, or models' config.json; - for standard input")
       ->required()
       ->type_name("SPEC...");
-  add_target_option(verb, arguments->targets, "");
+  add_target_option(verb, arguments->targets, "", "GPUs to compile for");
   verb->add_option("-o,--output", arguments->bundle, "the bundle to write")
       ->required()
       ->type_name("BUNDLE");

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <cstring>
@@ -140,10 +141,13 @@ std::string explain_text(const Json& answer, const std::string& name) {
     std::vector<std::string> names;
     bool joint = false;
     for (const Json& condition : conditions) {
-      names.push_back(condition.value("field", std::string{}));
+      auto told = condition.value("field", std::string{});
+      if (told.empty()) told = condition.value("message", std::string{});
       if (condition.contains("value")) {
-        names.back() += " = " + shortened(condition["value"].dump(), 40);
+        told += " = " + shortened(condition["value"].dump(), screen_width(std::string::npos) / 2);
       }
+      // The conditions of one field differ in what they say of it.
+      if (std::find(names.begin(), names.end(), told) == names.end()) names.push_back(told);
       joint = joint || condition.value("enough", "") == "together";
     }
     out += '\n' + paint("Failing conditions", Style::bold) + '\n' +
@@ -163,7 +167,7 @@ std::string explain_text(const Json& answer, const std::string& name) {
 
 int run_explain(const Session& session, const ExplainArguments& arguments) {
   const Document document = read_document(arguments.spec);
-  const Spec spec = read_spec(document.text, document.source);
+  const Spec spec = read_spec(document);
   const std::vector<Target> targets = resolve_targets(arguments.targets, {});
   const std::vector<std::string> others(
       session.cudnn.empty() ? session.cudnn.end() : session.cudnn.begin() + 1, session.cudnn.end());

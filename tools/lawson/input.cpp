@@ -96,6 +96,28 @@ Document read_document(const std::string& path) {
   return {std::move(source), std::move(text)};
 }
 
+Spec read_spec(const Document& document) {
+  try {
+    return read_spec(document.text, document.source);
+  } catch (const Failure& failure) {
+    const bool is_model =
+        !is_spec(document) && document.text.find("\"model_type\"") != std::string::npos;
+    if (!is_model) throw;
+    throw Failure(failure.kind(), failure.exit_code(),
+                  fmt::format("{}; this looks like a model's config.json, which `lawson check` and "
+                              "`lawson compile` take",
+                              failure.what()));
+  }
+}
+
+Bundle open_bundle(const std::string& path) {
+  lawson_bundle* bundle = nullptr;
+  const lawson_status status = lawson_bundle_open(path.c_str(), &bundle);
+  if (status == LAWSON_IO) throw bad_input(lawson_last_error_message());
+  check(status);
+  return Bundle{bundle};
+}
+
 bool is_spec(const Document& document) {
   SpecDetector detector;
   (void)Json::sax_parse(document.text, &detector, Json::input_format_t::json, false);
@@ -124,7 +146,7 @@ Json workloads_of(const Document& document, const ModelOptions& options) {
     }
     return model;
   }
-  const Spec spec = read_spec(document.text, document.source);
+  const Spec spec = read_spec(document);
   const std::string name = lawson_spec_name(spec.get());
   return {{"model", document.source},
           {"workloads", Json::array({{{"name", name},

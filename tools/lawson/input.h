@@ -17,6 +17,12 @@ struct Document {
 // 8 MiB. Anything that cannot be read is a bad input.
 Document read_document(const std::string& path);
 
+// The spec that a document is; of a model's config the error names the verbs for that.
+Spec read_spec(const Document& document);
+
+// A bundle that is to be read. One that cannot be is a bad input.
+Bundle open_bundle(const std::string& path);
+
 // Is it a spec (its top level has the field "lawson")? Whatever else is taken for a model's config.
 bool is_spec(const Document& document);
 

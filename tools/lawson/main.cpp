@@ -45,9 +45,8 @@ int run_action(const Session& session) {
   settings.struct_size = sizeof(settings);
   settings.cudnn_path = session.cudnn.empty() ? nullptr : session.cudnn.front().c_str();
   settings.max_workers = session.workers;
-  if (settings.cudnn_path != nullptr || settings.max_workers != 0) {
-    lawson::cli::check(lawson_configure(&settings));
-  }
+  // Always: what the environment says is checked here for every verb.
+  lawson::cli::check(lawson_configure(&settings));
   // After a failure the library writes it, at exit.
   if (!session.trace.empty()) lawson::cli::check(lawson_trace_start(session.trace.c_str()));
   const int code = session.action();

@@ -13,7 +13,7 @@ struct PrintArguments {
 
 int run_print(const Session& session, const PrintArguments& arguments) {
   const Document document = read_document(arguments.spec);
-  const Spec spec = read_spec(document.text, document.source);
+  const Spec spec = read_spec(document);
   const std::size_t count = lawson_spec_graph_count(spec.get());
   Json graphs = Json::array();
   std::string out;
@@ -48,9 +48,10 @@ int run_print(const Session& session, const PrintArguments& arguments) {
 
 void add_print(CLI::App& app, Session& session) {
   auto arguments = std::make_shared<PrintArguments>();
-  CLI::App* verb = add_verb(app, session, "print", "the graph that a spec stands for",
-                            "lawson print examples/specs/seed.json --dot | dot -Tsvg > seed.svg");
-  verb->add_option("spec", arguments->spec, "a spec file (docs/spec.md)")
+  CLI::App* verb =
+      add_plain_verb(app, session, "print", "the graph that a spec stands for",
+                     "lawson print examples/specs/seed.json --dot | dot -Tsvg > seed.svg");
+  verb->add_option("spec", arguments->spec, "a spec file (docs/spec.md), or - for standard input")
       ->required()
       ->type_name("SPEC");
   verb->add_flag("--dot", arguments->dot, "for Graphviz");

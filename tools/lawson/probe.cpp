@@ -63,7 +63,7 @@ int run_probe(const Session& session, const ProbeArguments& arguments) {
   std::vector<Question> questions;
   for (const std::string& path : arguments.specs) {
     const Document document = read_document(path);
-    questions.push_back({document.source, read_spec(document.text, document.source)});
+    questions.push_back({document.source, read_spec(document)});
   }
   ProbeOptions options = arguments.options;
   if (arguments.build) options.strength = LAWSON_BUILT;

@@ -95,7 +95,7 @@ class Runner {
   explicit Runner(const RunArguments& arguments)
       : arguments_{arguments},
         document_{read_document(arguments.spec)},
-        spec_{read_spec(document_.text, document_.source)},
+        spec_{read_spec(document_)},
         place_{choose_place(arguments.options.engine, arguments.target)} {}
 
   void run() {
@@ -212,7 +212,7 @@ class Runner {
   }
 
   Plan from_bundle(const Part& part) const {
-    const Bundle bundle = make<Bundle>(lawson_bundle_open, arguments_.plan.c_str());
+    const Bundle bundle = open_bundle(arguments_.plan);
     // Plans are of the graph after clean-ups.
     const std::string wanted =
         anonymous_text(make<Graph>(lawson_graph_simplified, part.graph.get()));
@@ -399,7 +399,7 @@ void add_run(CLI::App& app, Session& session) {
                "execute a spec on generated inputs; the backward of a training pass "
                "gets the forward's results",
                "lawson run examples/specs/attention-causal.json --engine cpu --verify");
-  verb->add_option("spec", arguments->spec, "a spec file (docs/spec.md)")
+  verb->add_option("spec", arguments->spec, "a spec file (docs/spec.md), or - for standard input")
       ->required()
       ->type_name("SPEC");
   verb->add_option("-e,--engine", arguments->options.engine,

@@ -35,7 +35,7 @@ std::vector<std::size_t> Table::widths() const {
   }
   const std::size_t total =
       std::accumulate(widths.begin(), widths.end(), kIndent + kGap * (widths.size() - 1));
-  const std::size_t screen = screen_width();
+  const std::size_t screen = screen_width(total);
   if (total <= screen) return widths;
   const std::size_t excess = total - screen;
   for (std::size_t i = 0; i < columns_.size(); ++i) {

@@ -1,4 +1,5 @@
-// A table of text cells, aligned by display width, in at most the screen's columns.
+// A table of text cells, aligned by display width, in at most the screen's columns; whole where the
+// output is a file or a pipe.
 #pragma once
 
 #include <string>

@@ -47,16 +47,16 @@ std::string paint(std::string_view text, Style style) {
   return fmt::format("{}{}\033[0m", code_of(style), text);
 }
 
-std::size_t screen_width() {
+std::size_t screen_width(std::size_t most) {
   winsize size{};
-  std::size_t width = 100;
+  std::size_t width = 0;
   if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 0) {
     width = size.ws_col;
   } else if (const char* columns = std::getenv("COLUMNS")) {
     const auto given = std::strtoul(columns, nullptr, 10);
     if (given > 0) width = given;
   }
-  return std::clamp<std::size_t>(width, 60, 160);
+  return width == 0 ? most : std::clamp<std::size_t>(width, 60, 160);
 }
 
 std::size_t display_width(std::string_view text) {

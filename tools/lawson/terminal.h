@@ -16,8 +16,9 @@ enum class Style { plain, bold, dim, good, bad, warning };
 // `text` in the style when standard output is a terminal that wants colours, else as it is.
 std::string paint(std::string_view text, Style style);
 
-// Columns of the terminal behind standard output; 100 where there is none.
-std::size_t screen_width();
+// Columns of the terminal behind standard output, else COLUMNS; where there is neither, 100 for
+// text that is wrapped, and `most` for what would have to be cut.
+std::size_t screen_width(std::size_t most = 100);
 
 // Columns that UTF-8 text of single-width characters takes, colours not counted.
 std::size_t display_width(std::string_view text);

@@ -72,22 +72,27 @@ std::string steps_text(const Json& verdict) {
 
 }  // namespace
 
-CLI::App* add_verb(CLI::App& app, Session& session, const std::string& name,
-                   const std::string& description, const std::string& example) {
+CLI::App* add_plain_verb(CLI::App& app, Session& session, const std::string& name,
+                         const std::string& description, const std::string& example) {
   CLI::App* verb = app.add_subcommand(name, description);
   verb->add_flag("--json", session.json, "one JSON document on standard output");
-  verb->add_option("--cudnn", session.cudnn, "a libcudnn.so.9, or the folder that has it")
-      ->type_name("PATH")
-      ->allow_extra_args(false);
   verb->footer("Example:\n  " + example);
   return verb;
 }
 
+CLI::App* add_verb(CLI::App& app, Session& session, const std::string& name,
+                   const std::string& description, const std::string& example) {
+  CLI::App* verb = add_plain_verb(app, session, name, description, example);
+  verb->add_option("--cudnn", session.cudnn, "a libcudnn.so.9, or the folder that has it")
+      ->type_name("PATH")
+      ->allow_extra_args(false);
+  return verb;
+}
+
 void add_target_option(CLI::App* verb, std::vector<std::string>& targets,
-                       const std::string& fallback) {
-  verb->add_option(
-          "-t,--target", targets,
-          "GPUs to judge for, as in `lawson targets`; default: this machine's GPU" + fallback)
+                       const std::string& fallback, const std::string& what) {
+  verb->add_option("-t,--target", targets,
+                   what + ", as in `lawson targets`; default: this machine's GPU" + fallback)
       ->type_name("NAME,...")
       ->allow_extra_args(false);
 }
@@ -190,10 +195,12 @@ std::string verdict_text(const Json& verdict, const std::string& subject) {
   const auto engine = verdict.value("engine", std::string{});
   const auto version =
       verdict.value("cudnn_version", verdict.value("engine_version", std::string{}));
-  out += paint(fmt::format("  on {} · {} {} · {}, {}", verdict.value("target", std::string{}),
-                           engine, version, verdict.value("strength", std::string{}),
-                           verdict.value("evidence", std::string{})),
-               Style::dim);
+  // A graph that no build has words for is refused without asking one.
+  out += paint(
+      fmt::format("  on {} · {}{} · {}, {}", verdict.value("target", std::string{}), engine,
+                  version.empty() ? "" : ' ' + version, verdict.value("strength", std::string{}),
+                  verdict.value("evidence", std::string{})),
+      Style::dim);
   out += '\n';
   for (const Json& reason : verdict.value("reasons", Json::array())) {
     out += paragraph("  - ", reason.value("message", std::string{}));

@@ -24,7 +24,10 @@ struct Session {
   std::function<int()> action;     // of the verb that was named; returns the exit code
 };
 
-// A verb with the options that all have.
+// A verb with the option that all have: --json.
+CLI::App* add_plain_verb(CLI::App& app, Session& session, const std::string& name,
+                         const std::string& description, const std::string& example);
+// And --cudnn, where engines are asked.
 CLI::App* add_verb(CLI::App& app, Session& session, const std::string& name,
                    const std::string& description, const std::string& example);
 
@@ -41,7 +44,7 @@ void add_info(CLI::App& app, Session& session);
 
 // Options that several verbs share.
 void add_target_option(CLI::App* verb, std::vector<std::string>& targets,
-                       const std::string& fallback);
+                       const std::string& fallback, const std::string& what = "GPUs to judge for");
 void add_model_options(CLI::App* verb, struct ModelOptions& options);
 // --tuning, --deadline and, where plans are compiled, --retune.
 void add_tuning_options(CLI::App* verb, ProbeOptions& options, bool compiles);
