@@ -17,6 +17,7 @@ from jax.interpreters import batching
 
 from lawson.jax import _attention_primitive as primitive
 from lawson.jax._attention_setup import Setup
+from lawson.jax._jax import at_least_f32
 
 _OF_HEADS = ("slopes", "sink")
 _OF_SEQUENCES = (
@@ -123,7 +124,7 @@ def _folded(setup: Setup, which: str, place: str, size: int, args: Any, dims: An
 
 
 def _sum_dtype(value: Any) -> Any:
-    return jnp.promote_types(value.dtype, jnp.float32)
+    return at_least_f32(value.dtype)
 
 
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, setup: Setup, which: str) -> Any:

@@ -25,6 +25,7 @@ from lawson._errors import UnsupportedError
 from lawson.jax import _attention_primitive as primitive
 from lawson.jax._attention_segments import rows_in_use
 from lawson.jax._attention_setup import Setup
+from lawson.jax._jax import at_least_f32
 
 _HAS_GRADIENT = ("q", "k", "v", "bias", "sink")
 _WHY_NOT = {
@@ -112,7 +113,7 @@ def _backward(setup: Setup, residuals: Any, cotangents: Any) -> Any:
 def _add(a: Any, b: Any) -> Any:
     if a is None:
         return b
-    wide = jnp.promote_types(a.dtype, jnp.float32)
+    wide = at_least_f32(a.dtype)
     return (a.astype(wide) + b.astype(wide)).astype(a.dtype)
 
 
@@ -158,7 +159,7 @@ def _of_log_sum(setup: Setup, values: Any, o: Any, stats: Any, dlse: Any) -> dic
     for name, gradient in zip(setup.backward_results(), found, strict=True):
         if name in ("dv", "dsink"):
             continue  # dv is that of V = 0; dsink is above
-        wide = gradient.astype(jnp.promote_types(gradient.dtype, jnp.float32))
+        wide = gradient.astype(at_least_f32(gradient.dtype))
         gradients[name] = (wide * unit.astype(wide.dtype)).astype(gradient.dtype)
     return gradients
 

@@ -21,6 +21,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from lawson._errors import Error, UnsupportedError
 from lawson.jax import _attention_primitive as primitive
 from lawson.jax._attention_setup import Setup
+from lawson.jax._jax import at_least_f32
 
 _ALONG = {"q": "sm", "k": "tnp", "v": "tnp"}  # dims that only context parallelism could split
 _MIX = 0x9E3779B9  # odd, so distinct shards have distinct seeds
@@ -218,7 +219,7 @@ def _partition(setup: Setup, which: str, mesh: Any, operands: Any, results: Any)
 
 
 def _sum(value: Any, axes: Axes) -> Any:
-    wide = jnp.promote_types(value.dtype, jnp.float32)
+    wide = at_least_f32(value.dtype)
     return jax.lax.psum(value.astype(wide), axes).astype(value.dtype)
 
 

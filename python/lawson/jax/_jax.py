@@ -80,6 +80,11 @@ def wrapped(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
     _util.wraps(function)(wrapper)
 
 
+def at_least_f32(dtype: Any) -> Any:
+    """f32, or f64 for f64: what sums are kept in, also where JAX's own promotion is strict."""
+    return np.promote_types(dtype, np.float32)
+
+
 # ---- avals -------------------------------------------------------------------------------------
 
 
