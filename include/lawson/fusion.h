@@ -96,8 +96,14 @@ LAWSON_API lawson_status lawson_graph_builder_op(lawson_graph_builder* builder, 
                                                  const lawson_tensor_id* inputs, size_t input_count,
                                                  const lawson_attribute* attributes,
                                                  size_t attribute_count, lawson_tensor_id* result);
-/* The same for ops with several results, in their order: where `results` has NULL, that result is
- * not computed (only optional ones). */
+/* The same for an op that was written at `source` ("mlp.c:12"; NULL: unknown), whatever
+ * lawson_graph_builder_source says of the others. */
+LAWSON_API lawson_status lawson_graph_builder_op_at(
+    lawson_graph_builder* builder, const char* source, const char* op,
+    const lawson_tensor_id* inputs, size_t input_count, const lawson_attribute* attributes,
+    size_t attribute_count, lawson_tensor_id* result);
+/* lawson_graph_builder_op for ops with several results, in their order: where `results` has NULL,
+ * that result is not computed (only optional ones). */
 LAWSON_API lawson_status lawson_graph_builder_op_results(
     lawson_graph_builder* builder, const char* op, const lawson_tensor_id* inputs,
     size_t input_count, const lawson_attribute* attributes, size_t attribute_count,
@@ -105,12 +111,10 @@ LAWSON_API lawson_status lawson_graph_builder_op_results(
 
 #ifndef __cplusplus
 /* In C: an op without attributes, written here. LAWSON_OP(builder, "add", &sum, a, b) */
-#define LAWSON_OP(builder, op, result, ...)                                                 \
-  ((void)lawson_graph_builder_source(builder, LAWSON_HERE),                                 \
-   lawson_graph_builder_op(                                                                 \
-       builder, op, (const lawson_tensor_id[]){__VA_ARGS__},                                \
-       sizeof((const lawson_tensor_id[]){__VA_ARGS__}) / sizeof(lawson_tensor_id), NULL, 0, \
-       result))
+#define LAWSON_OP(builder, op, result, ...)                              \
+  lawson_graph_builder_op_at(                                            \
+      builder, LAWSON_HERE, op, (const lawson_tensor_id[]){__VA_ARGS__}, \
+      sizeof((const lawson_tensor_id[]){__VA_ARGS__}) / sizeof(lawson_tensor_id), NULL, 0, result)
 #endif
 
 /* dtype, shape and strides of a tensor so far; `uid` is 0. The name lives until the builder's next

@@ -435,8 +435,8 @@ class Fused {
   void operator()(std::span<const Array> inputs, std::span<const Array> outputs,
                   const RunOptions& options = {}) const {
     const std::shared_ptr<const detail::Traced> traced = trace(inputs, outputs);
-    const Fusion& fusion = traced->fusion(state_->options, options.stream);
     check_outputs(*traced, outputs);
+    const Fusion& fusion = traced->fusion(state_->options, options.stream);
     std::array<Binding, 2 * detail::kMaxArrays> bindings;
     std::size_t count = 0;
     const auto bind = [&](std::span<const Array> list, const char* what) {
@@ -466,6 +466,7 @@ class Fused {
                                      std::span<const Array> outputs = {},
                                      void* stream = nullptr) const {
     auto traced = trace(inputs, outputs);
+    if (!outputs.empty()) check_outputs(*traced, outputs);
     const Fusion& fusion = traced->fusion(state_->options, stream);
     return {std::move(traced), &fusion};
   }
@@ -580,8 +581,8 @@ class Fused {
       lawson_graph_output layout{};
       layout.struct_size = sizeof(layout);
       layout.name = i < names.size() ? names[i].c_str() : nullptr;
-      const auto index = made.indices()[i];
-      if (i < outputs.size() && outputs[i].shape().size() == tracer.traced(index).shape.size()) {
+      if (i < outputs.size()) {
+        check_output(tracer.traced(made.indices()[i]), outputs[i], i);
         layout.strides = outputs[i].strides().data();
         layout.alignment = outputs[i].alignment();
       }
@@ -616,13 +617,26 @@ class Fused {
     (std::make_index_sequence<N>{});
   }
 
+  // "2", "1 or 3"
+  static std::string arities() {
+    std::string text;
+    [&]<std::size_t... N>(std::index_sequence<N...>) {
+      const auto add = [&](std::size_t n) {
+        text += (text.empty() ? "" : " or ") + std::to_string(n);
+      };
+      ((takes<N>() ? add(N) : void()), ...);
+    }
+    (std::make_index_sequence<kMaxArity + 1>{});
+    return text.empty() ? "something else" : text;
+  }
+
   template <std::size_t N>
   void invoke(detail::Tracer& tracer, std::span<const Tensor> given,
               detail::Outputs& outputs) const {
     if constexpr (N > kMaxArity) {
-      throw Error(LAWSON_INVALID_ARGUMENT, "fusion '" + state_->options.name +
-                                               "': its function does not take " +
-                                               std::to_string(given.size()) + " tensors");
+      throw Error(LAWSON_INVALID_ARGUMENT,
+                  "fusion '" + state_->options.name + "': its function does not take " +
+                      std::to_string(given.size()) + " tensors; it takes " + arities());
     } else {
       if constexpr (takes<N>()) {
         if (given.size() == N) {
@@ -646,13 +660,16 @@ class Fused {
                                                std::to_string(outputs.size()) + " is given");
     }
     for (std::size_t i = 0; i < outputs.size(); ++i) {
-      const auto& made = record.tensors[static_cast<std::size_t>(record.outputs[i])];
-      if (made.dtype == outputs[i].dtype() && made.shape == outputs[i].shape()) continue;
-      throw Error(LAWSON_INVALID_ARGUMENT,
-                  "fusion '" + state_->options.name + "': output " + std::to_string(i) + " is " +
-                      detail::text_of_tensor(made.dtype, made.shape) + "; the memory is for " +
-                      detail::text_of_tensor(outputs[i].dtype(), outputs[i].shape()));
+      check_output(record.tensors[static_cast<std::size_t>(record.outputs[i])], outputs[i], i);
     }
+  }
+
+  void check_output(const detail::TracedTensor& made, const Array& memory, std::size_t i) const {
+    if (made.dtype == memory.dtype() && made.shape == memory.shape()) return;
+    throw Error(LAWSON_INVALID_ARGUMENT,
+                "fusion '" + state_->options.name + "': output " + std::to_string(i) + " is " +
+                    detail::text_of_tensor(made.dtype, made.shape) + "; the memory is for " +
+                    detail::text_of_tensor(memory.dtype(), memory.shape()));
   }
 
   void check_address(const Array& array, const char* what, std::size_t index) const {

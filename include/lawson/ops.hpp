@@ -184,6 +184,15 @@ inline Tensor concat(std::initializer_list<Tensor> list, std::int64_t axis,
 }
 
 namespace detail {
+// axes_of, with the op and its place before what is wrong.
+inline Dims axes_of(const char* op, const Place& place, std::size_t rank, const Dims& given) {
+  try {
+    return axes_of(rank, given);
+  } catch (const Error& error) {
+    throw Error(error.status(), place.text() + ": " + op + ": " + error.what());
+  }
+}
+
 // Over all axes where none is named.
 inline Tensor reduce(const char* op, const Operand& x, const Dims& given, bool keepdims,
                      lawson_dtype dtype) {
@@ -191,7 +200,8 @@ inline Tensor reduce(const char* op, const Operand& x, const Dims& given, bool k
   const std::array<std::int32_t, 1> inputs{tracer.operand(x, LAWSON_DTYPE_UNSET, op)};
   const std::size_t rank = tracer.traced(inputs[0]).shape.size();
   constexpr std::array<std::int64_t, LAWSON_MAX_RANK> kAll{0, 1, 2, 3, 4, 5, 6, 7};
-  const Dims axes = given.empty() ? Dims{std::span{kAll}.first(rank)} : axes_of(rank, given);
+  const Dims axes = given.empty() ? Dims{std::span{kAll}.first(rank)}
+                                  : axes_of(op, Tracer::place(x), rank, given);
   Attributes attributes;
   attributes.integers("axes", axes).flag("keepdims", keepdims).dtype(dtype);
   return tracer.result(tracer.add({op, inputs, attributes.list(), 1, Tracer::place(x)}));
@@ -286,7 +296,8 @@ inline Norm layer_norm(Tensor x, Tensor scale, Tensor bias = {}, const NormOptio
                        const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   const std::array<Tensor, 3> operands{x, scale, bias};
   const std::array<Attribute, 2> attributes{
-      Attribute{"axes", detail::axes_of(x.rank(), options.axes)}, Attribute{"eps", options.eps}};
+      Attribute{"axes", detail::axes_of("layer_norm", {file, line}, x.rank(), options.axes)},
+      Attribute{"eps", options.eps}};
   auto made = ops("layer_norm", operands, attributes, options.statistics ? 7U : 1U, file, line);
   made.resize(3);
   return {made[0], made[1], made[2]};
@@ -295,7 +306,8 @@ inline Norm rms_norm(Tensor x, Tensor scale, Tensor bias = {}, const NormOptions
                      const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   const std::array<Tensor, 3> operands{x, scale, bias};
   const std::array<Attribute, 2> attributes{
-      Attribute{"axes", detail::axes_of(x.rank(), options.axes)}, Attribute{"eps", options.eps}};
+      Attribute{"axes", detail::axes_of("rms_norm", {file, line}, x.rank(), options.axes)},
+      Attribute{"eps", options.eps}};
   auto made = ops("rms_norm", operands, attributes, options.statistics ? 5U : 1U, file, line);
   made.resize(3);
   return {made[0], made[1], made[2]};
@@ -312,7 +324,8 @@ inline NormGradients layer_norm_backward(Tensor dy, Tensor x, Tensor scale, Tens
                                          const char* file = __builtin_FILE(),
                                          int line = __builtin_LINE()) {
   const std::array<Tensor, 5> operands{dy, x, scale, mean, inv_std};
-  const std::array<Attribute, 1> attributes{Attribute{"axes", detail::axes_of(x.rank(), axes)}};
+  const std::array<Attribute, 1> attributes{
+      Attribute{"axes", detail::axes_of("layer_norm_backward", {file, line}, x.rank(), axes)}};
   auto made = ops("layer_norm_backward", operands, attributes, wanted, file, line);
   made.resize(3);
   return {made[0], made[1], made[2]};
@@ -322,7 +335,8 @@ inline NormGradients rms_norm_backward(Tensor dy, Tensor x, Tensor scale, Tensor
                                        const char* file = __builtin_FILE(),
                                        int line = __builtin_LINE()) {
   const std::array<Tensor, 5> operands{dy, x, scale, Tensor{}, inv_std};
-  const std::array<Attribute, 1> attributes{Attribute{"axes", detail::axes_of(x.rank(), axes)}};
+  const std::array<Attribute, 1> attributes{
+      Attribute{"axes", detail::axes_of("rms_norm_backward", {file, line}, x.rank(), axes)}};
   auto made = ops("rms_norm_backward", operands, attributes, wanted, file, line);
   made.resize(3);
   return {made[0], made[1], made[2]};

@@ -216,6 +216,27 @@ Error ObjectReader::fail_value(const std::string& field, const Json& value,
   return fail(field, fmt::format("{} is not allowed; expected {}", shown(value), expected));
 }
 
+namespace {
+
+// Names what is there, unread, under a name like the field's.
+Error missing(const ObjectReader& reader, const Json& object, const std::vector<std::string>& read,
+              const std::string& field, std::string_view expected) {
+  std::vector<std::string> unread;
+  if (object.is_object()) {
+    for (const auto& [name, value] : object.items()) {
+      const bool is_read = std::find(read.begin(), read.end(), name) != read.end();
+      if (!is_read && name.size() <= 2 * field.size() && !has_control(name)) unread.push_back(name);
+    }
+  }
+  const std::string near = nearest_name(field, unread);
+  if (near.empty() || 2 * edit_distance(near, field) > field.size()) {
+    return reader.fail(field, fmt::format("missing; expected {}", expected));
+  }
+  return reader.fail(field, fmt::format("missing, and there is '{}'; expected {}", near, expected));
+}
+
+}  // namespace
+
 const Json* ObjectReader::find(const std::string& field) {
   known_.push_back(field);
   if (!object_.is_object()) return nullptr;
@@ -231,7 +252,7 @@ Result<std::int64_t> ObjectReader::integer(const std::string& field, std::int64_
                                            std::int64_t high) {
   const Json* value = find(field);
   const std::string expected = fmt::format("an integer from {} to {}", low, high);
-  if (value == nullptr) return fail(field, "missing; expected " + expected);
+  if (value == nullptr) return missing(*this, object_, known_, field, expected);
   if (!value->is_number_integer()) return fail_value(field, *value, expected);
   if (value->is_number_unsigned() &&
       value->get<std::uint64_t>() > static_cast<std::uint64_t>(INT64_MAX)) {
@@ -266,7 +287,7 @@ Result<bool> ObjectReader::boolean_or(const std::string& field, bool fallback) {
 
 Result<std::string> ObjectReader::string(const std::string& field) {
   const Json* value = find(field);
-  if (value == nullptr) return fail(field, "missing; expected a string");
+  if (value == nullptr) return missing(*this, object_, known_, field, "a string");
   if (!value->is_string()) return fail_value(field, *value, "a string");
   auto text = value->get<std::string>();
   if (has_control(text)) {
@@ -298,7 +319,7 @@ Result<std::string> ObjectReader::choice_or(const std::string& field, std::strin
 Result<Dims> ObjectReader::integers(const std::string& field, std::int64_t low, std::int64_t high) {
   const Json* value = find(field);
   const std::string expected = fmt::format("a list of integers from {} to {}", low, high);
-  if (value == nullptr) return fail(field, "missing; expected " + expected);
+  if (value == nullptr) return missing(*this, object_, known_, field, expected);
   if (!value->is_array()) return fail_value(field, *value, expected);
   Dims result;
   for (std::size_t i = 0; i < value->size(); ++i) {

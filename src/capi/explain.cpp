@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <charconv>
 #include <map>
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -40,6 +42,43 @@ struct Trial {
 
 Reason first_of(const std::vector<Reason>& reasons) {
   return reasons.empty() ? Reason{} : reasons.front();
+}
+
+constexpr std::string_view kAllInputTypes = "inputs.dtype";  // of all matmul operands at once
+
+// Do both change one thing? Then the second undoes the first.
+bool overlap(const Neighbour& a, const Neighbour& b) {
+  const auto is_input_type = [](const std::string& field) {
+    return field.starts_with("inputs[") && field.ends_with(".dtype");
+  };
+  return a.field == b.field || (a.field == kAllInputTypes && is_input_type(b.field)) ||
+         (b.field == kAllInputTypes && is_input_type(a.field));
+}
+
+// "softmax", "inputs[0].dtype", "ops[3]" (the op's name), "outputs[1]" in a spec's document; null
+// where the document leaves it out.
+Json value_at(const Json& document, std::string_view field) {
+  if (field == kAllInputTypes) {
+    Json types = Json::array();
+    for (const Json& input : document.value("inputs", Json::array())) {
+      types.push_back(input.value("dtype", Json{}));
+    }
+    return types;
+  }
+  const std::size_t open = field.find('[');
+  const std::size_t close = field.find(']');
+  const auto found = document.find(std::string{field.substr(0, open)});
+  if (found == document.end()) return {};
+  if (open == std::string_view::npos || close == std::string_view::npos) return *found;
+  std::size_t index = 0;
+  const std::string_view digits = field.substr(open + 1, close - open - 1);
+  std::from_chars(digits.data(), digits.data() + digits.size(), index);
+  if (!found->is_array() || index >= found->size()) return {};
+  const Json& entry = (*found)[index];
+  if (!entry.is_object()) return entry;
+  const std::string_view member = field.substr(close + 1);
+  if (member.starts_with('.')) return entry.value(std::string{member.substr(1)}, Json{});
+  return entry.value(entry.contains("op") ? "op" : "name", Json{});
 }
 
 class Explanation {
@@ -198,13 +237,12 @@ class Explanation {
                    {"enough", enough},
                    {"code", removed.code},
                    {"message", removed.message}};
-    if (const Json* value = value_of(field)) condition["value"] = *value;
+    if (Json value = value_of(field); !value.is_null()) condition["value"] = std::move(value);
     document_["conditions"].push_back(std::move(condition));
   }
 
-  const Json* value_of(const std::string& field) const {
-    const auto it = spec_.document.find(field);
-    return it == spec_.document.end() ? nullptr : &*it;
+  Json value_of(const std::string& field) const {
+    return field == "target" ? Json(device_.name) : value_at(spec_.document, field);
   }
 
   void report_target(const Trial& trial) {
@@ -286,12 +324,23 @@ class Explanation {
       add_condition(current.changes[i], current.removed[i], "together");
     }
     if (current.changes.empty()) return;
+    // Each part of a spec has its own reasons, of which many say the same.
     for (const Reason& reason : current.verdict->verdict.reasons) {
-      document_["conditions"].push_back({{"field", reason.field},
-                                         {"change", ""},
-                                         {"enough", "unknown"},
-                                         {"code", reason.code},
-                                         {"message", reason.message}});
+      const Json& known = document_["conditions"];
+      if (std::any_of(known.begin(), known.end(), [&](const Json& c) {
+            return c["field"] == reason.field && c["code"] == reason.code;
+          })) {
+        continue;
+      }
+      Json condition{{"field", reason.field},
+                     {"change", ""},
+                     {"enough", "unknown"},
+                     {"code", reason.code},
+                     {"message", reason.message}};
+      if (Json value = value_of(reason.field); !value.is_null()) {
+        condition["value"] = std::move(value);
+      }
+      document_["conditions"].push_back(std::move(condition));
     }
   }
 
@@ -311,7 +360,7 @@ class Explanation {
   void add_joint(std::vector<Trial>& trials, const Trial& parent, std::size_t change) const {
     if (!parent.verdict || parent.supported()) return;
     for (const std::size_t i : parent.changes) {
-      if (changes_[i].field == changes_[change].field) return;
+      if (overlap(changes_[i], changes_[change])) return;
       if (changes_[i].structural && changes_[change].structural) return;
     }
     Trial trial;

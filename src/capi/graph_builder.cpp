@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "capi/attention.h"
@@ -52,6 +53,20 @@ constexpr int kIndexBits = 24;  // of a tensor id; above them is the builder's s
 // "mlp.c:12: ", or nothing.
 std::string place(const lawson_graph_builder& builder) {
   return builder.source.empty() ? std::string{} : builder.source + ": ";
+}
+
+// What messages and graphs say of a place.
+Result<std::string> read_source(const char* source) {
+  std::string text = source == nullptr ? "" : source;
+  if (has_control(text)) return invalid("argument 'source' has control characters");
+  if (!is_utf8(text)) return invalid("argument 'source' is not UTF-8");
+  // The end of a long path says more than its beginning; specs hold as much as a name.
+  if (text.size() > kMaxNameBytes) {
+    std::size_t begin = text.size() - kMaxNameBytes + 3;
+    while ((static_cast<unsigned char>(text[begin]) & 0xC0U) == 0x80U) ++begin;  // in a character
+    text = "..." + text.substr(begin);
+  }
+  return text;
 }
 
 Status usable(const lawson_graph_builder* builder) {
@@ -315,16 +330,7 @@ lawson_status lawson_graph_builder_strict(lawson_graph_builder* builder, int str
 lawson_status lawson_graph_builder_source(lawson_graph_builder* builder, const char* source) {
   return guard([&]() -> Status {
     LAWSON_CHECK(usable(builder));
-    std::string text = source == nullptr ? "" : source;
-    if (has_control(text)) return invalid("argument 'source' has control characters");
-    if (!is_utf8(text)) return invalid("argument 'source' is not UTF-8");
-    // The end of a long path says more than its beginning; specs hold as much as a name.
-    if (text.size() > kMaxNameBytes) {
-      std::size_t begin = text.size() - kMaxNameBytes + 3;
-      while ((static_cast<unsigned char>(text[begin]) & 0xC0U) == 0x80U) ++begin;  // in a character
-      text = "..." + text.substr(begin);
-    }
-    builder->source = std::move(text);
+    LAWSON_TRY(builder->source, read_source(source));
     return {};
   });
 }
@@ -358,6 +364,27 @@ lawson_status lawson_graph_builder_op(lawson_graph_builder* builder, const char*
     if (input_count > 0) LAWSON_CHECK(require(inputs, "inputs"));
     if (attribute_count > 0) LAWSON_CHECK(require(attributes, "attributes"));
     LAWSON_CHECK(require(result, "result"));
+    lawson_tensor_id* const results[] = {result};
+    return add_op(*builder, op, {inputs, input_count}, {attributes, attribute_count}, results);
+  });
+}
+
+lawson_status lawson_graph_builder_op_at(lawson_graph_builder* builder, const char* source,
+                                         const char* op, const lawson_tensor_id* inputs,
+                                         size_t input_count, const lawson_attribute* attributes,
+                                         size_t attribute_count, lawson_tensor_id* result) {
+  return guard([&]() -> Status {
+    LAWSON_CHECK(usable(builder));
+    LAWSON_CHECK(require(op, "op"));
+    if (input_count > 0) LAWSON_CHECK(require(inputs, "inputs"));
+    if (attribute_count > 0) LAWSON_CHECK(require(attributes, "attributes"));
+    LAWSON_CHECK(require(result, "result"));
+    LAWSON_TRY(std::string here, read_source(source));
+    struct Elsewhere {  // the source of other ops, meanwhile
+      std::string& source;
+      std::string kept;
+      ~Elsewhere() { source = std::move(kept); }
+    } const elsewhere{builder->source, std::exchange(builder->source, std::move(here))};
     lawson_tensor_id* const results[] = {result};
     return add_op(*builder, op, {inputs, input_count}, {attributes, attribute_count}, results);
   });

@@ -26,6 +26,7 @@ AbiFunction const kFusionFunctions[] = {
     (AbiFunction)lawson_graph_builder_source,
     (AbiFunction)lawson_graph_builder_input,
     (AbiFunction)lawson_graph_builder_op,
+    (AbiFunction)lawson_graph_builder_op_at,
     (AbiFunction)lawson_graph_builder_op_results,
     (AbiFunction)lawson_graph_builder_tensor,
     (AbiFunction)lawson_graph_builder_output,
@@ -111,6 +112,10 @@ static void nulls(void) {
                  "'attributes' is NULL");
   EXPECT_INVALID(lawson_graph_builder_op(builder, "neg", NULL, 0, NULL, 0, NULL),
                  "'result' is NULL");
+  EXPECT_INVALID(lawson_graph_builder_op_at(builder, "a.c:1", "neg", NULL, 0, NULL, 0, NULL),
+                 "'result' is NULL");
+  EXPECT_INVALID(lawson_graph_builder_op_at(builder, "a\nb", "neg", NULL, 0, NULL, 0, &id),
+                 "'source' has control");
   EXPECT_INVALID(lawson_graph_builder_op_results(builder, "neg", NULL, 0, NULL, 0, NULL, 1),
                  "'results' is NULL");
   EXPECT_INVALID(lawson_graph_builder_tensor(NULL, id, NULL), "'builder' is NULL");
@@ -152,12 +157,16 @@ static lawson_graph* build(void) {
   const lawson_graph_output output = {.struct_size = sizeof output, .name = "y"};
   EXPECT_OK(lawson_graph_builder_create("abi", &builder));
   EXPECT_OK(lawson_graph_builder_strict(builder, 1));
-  EXPECT_OK(lawson_graph_builder_source(builder, LAWSON_HERE));
+  const char* const source = LAWSON_HERE;
+  EXPECT_OK(lawson_graph_builder_source(builder, source));
   EXPECT_OK(lawson_graph_builder_input(builder, &input, &x));
   EXPECT_OK(lawson_graph_builder_op(builder, "constant", NULL, 0, two_is, 2, &two));
   EXPECT_OK(lawson_graph_builder_op(builder, "constant", NULL, 0, one_is, 1, &one));
   EXPECT_OK(LAWSON_OP(builder, "mul", &scaled, x, two));
   EXPECT_OK(LAWSON_OP(builder, "add", &moved, scaled, one));
+  /* LAWSON_OP's line is its own op's, also after an error. */
+  EXPECT_INVALID(LAWSON_OP(builder, "nope", &sum, x), LAWSON_HERE);
+  EXPECT_INVALID(lawson_graph_builder_op(builder, "nope", &x, 1, NULL, 0, &sum), source);
   EXPECT_OK(lawson_graph_builder_op(builder, "reduce_sum", &moved, 1, rows, 2, &sum));
   lawson_tensor_info info = {.struct_size = sizeof info};
   EXPECT_OK(lawson_graph_builder_tensor(builder, sum, &info));

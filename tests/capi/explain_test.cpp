@@ -253,6 +253,37 @@ TEST(Explain, AGraphIsCutWhereBothHalvesFuse) {
   }
 }
 
+// Each condition once, with the spec's value; what all operands need is not said of one again.
+TEST(Explain, ConditionsHaveValuesAndAreTold) {
+  auto spec = front::spec_from_json(two_matmuls("f64"), "test");
+  ASSERT_TRUE(spec.ok());
+  const auto old = [](const front::Spec& changed, const Device& device) -> Result<SpecVerdict> {
+    Verdict verdict;
+    verdict.target = device.name;
+    std::set<std::string> types;
+    for (const Json& input : changed.document["inputs"]) types.insert(input["dtype"]);
+    if (types.contains("f64")) {
+      verdict.reasons.push_back({"dtype", "f64", "inputs.dtype"});
+    } else if (types.size() > 1) {
+      verdict.reasons.push_back({"mixed", "mixed types", ""});
+    } else {
+      verdict.reasons.push_back({"capability", "first: too old", "target"});
+      verdict.reasons.push_back({"capability", "second: too old", "target"});
+    }
+    Json json = verdict_to_json(verdict);
+    return SpecVerdict{std::move(verdict), std::move(json)};
+  };
+  const auto answer = explain(*spec, gpu("v100", 700), {}, 64, 2, old);
+  ASSERT_TRUE(answer.ok());
+  const Json& conditions = (*answer)["conditions"];
+  ASSERT_EQ(conditions.size(), 2U) << conditions;
+  EXPECT_EQ(conditions[0]["field"], "inputs.dtype");
+  EXPECT_EQ(conditions[0]["value"], (Json{"f64", "f64", "f64"}));
+  EXPECT_EQ(conditions[1]["field"], "target");
+  EXPECT_EQ(conditions[1]["value"], "v100");
+  EXPECT_EQ(conditions[1]["enough"], "unknown");
+}
+
 TEST(Explain, CutsStayWithinTheLimit) {
   auto spec = front::spec_from_json(two_matmuls("f64"), "test");
   ASSERT_TRUE(spec.ok());

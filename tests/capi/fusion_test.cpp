@@ -219,7 +219,17 @@ TEST(Fused, ErrorsNameSourceOpAndOperands) {
   const auto operators = lawson::fuse([](Tensor x, Tensor w) { return x + w; }, options);
   EXPECT_ERROR((operators.graph({{f32, {4, 8}}, {f32, {9}}})), LAWSON_INVALID_ARGUMENT,
                "fusion_test.cpp:" + std::to_string(line + 4), "add", "x f32[4, 8]");
-  EXPECT_ERROR((fused.graph({{f32, {4, 8}}})), LAWSON_INVALID_ARGUMENT, "does not take 1 tensors");
+  EXPECT_ERROR((fused.graph({{f32, {4, 8}}})), LAWSON_INVALID_ARGUMENT,
+               "does not take 1 tensors; it takes 2");
+  const int by_name = __LINE__ + 3;
+  const auto axis = lawson::fuse(
+      [](Tensor x) {
+        return lawson::op("reduce_sum", {x}, {{"axis", Dims{1}}});
+      },
+      options);
+  EXPECT_ERROR((axis.graph({{f32, {4, 8}}})), LAWSON_INVALID_ARGUMENT,
+               "fusion_test.cpp:" + std::to_string(by_name), "reduce_sum",
+               "field 'axes': missing, and there is 'axis'");
 }
 
 TEST(Fused, MemoryThatDoesNotFitIsRefused) {
@@ -231,6 +241,11 @@ TEST(Fused, MemoryThatDoesNotFitIsRefused) {
   EXPECT_ERROR((fused({in}, {{y.data(), {3, 2}}})), LAWSON_INVALID_ARGUMENT, "output 0",
                "f32[2, 3]", "f32[3, 2]");
   EXPECT_ERROR((fused({in}, {{y.data(), bf16, {2, 3}}})), LAWSON_INVALID_ARGUMENT, "bf16[2, 3]");
+  const auto strided = Array{y.data(), {2, 2}, {3, 1}};
+  EXPECT_ERROR((fused({in}, {strided})), LAWSON_INVALID_ARGUMENT, "output 0 is f32[2, 3]",
+               "f32[2, 2]");
+  EXPECT_ERROR((fused.plan({in}, {strided})), LAWSON_INVALID_ARGUMENT, "output 0 is f32[2, 3]");
+  EXPECT_ERROR((fused.plan({in}, {{f32, {3, 2}}})), LAWSON_INVALID_ARGUMENT, "f32[3, 2]");
   EXPECT_ERROR((fused({{f32, {2, 3}}}, {{y.data(), {2, 3}}})), LAWSON_INVALID_ARGUMENT, "input 0",
                "no address");
   EXPECT_ERROR((fused({in}, {{y.data() + 1, {2, 2}}})), LAWSON_INVALID_ARGUMENT, "output 0");
@@ -306,7 +321,8 @@ TEST(Fused, InputsMayHaveAnyNameAndBeNone) {
   count({}, {{y.data(), {4}}});
   EXPECT_EQ(y[3], 6);
   const auto low = lawson::fuse([](Tensor x) { return lawson::reduce_sum(x, {-3}); }, on_cpu());
-  EXPECT_ERROR((low.graph({{f32, {4, 4}}})), LAWSON_INVALID_ARGUMENT, "axis -3", "rank 2");
+  EXPECT_ERROR((low.graph({{f32, {4, 4}}})), LAWSON_INVALID_ARGUMENT,
+               "fusion_test.cpp:", "reduce_sum: axis -3 of a tensor of rank 2");
 }
 
 // What a function does may change: each distinct trace has its own plan, and old ones come back.
