@@ -9,6 +9,16 @@ namespace {
 
 const char* const kSource = "changed spec";
 
+// Each proposal is a graph to be made and compared. Of large graphs the first ones do: nobody reads
+// thousands, and nobody waits for them.
+constexpr std::size_t kMostOps = std::size_t{256} * 256;  // of all proposals together
+constexpr std::size_t kLeast = 16;
+
+std::size_t most_proposals(const Spec& spec) {
+  const std::size_t ops = spec.parts.empty() ? 1 : spec.parts[0].graph.nodes.size();
+  return std::max(kLeast, kMostOps / std::max<std::size_t>(ops, 1));
+}
+
 // What the engines would be asked, as text: two specs with equal texts get equal answers.
 std::string question(const Spec& spec) {
   std::string text;
@@ -36,7 +46,12 @@ std::vector<Neighbour> neighbours(const Spec& spec) {
   }
   std::vector<std::string> seen{question(spec)};
   std::vector<Neighbour> kept;
-  for (Neighbour& neighbour : std::move(proposals).take()) {
+  std::vector<Neighbour> list = std::move(proposals).take();
+  std::stable_partition(list.begin(), list.end(), [](const Neighbour& n) { return n.exact; });
+  list.erase(
+      list.begin() + static_cast<std::ptrdiff_t>(std::min(list.size(), most_proposals(spec))),
+      list.end());
+  for (Neighbour& neighbour : list) {
     const auto changed = apply(spec, {&neighbour});
     if (!changed.ok()) continue;  // the fields do not go together that way
     std::string asked = question(*changed);
@@ -44,7 +59,6 @@ std::vector<Neighbour> neighbours(const Spec& spec) {
     seen.push_back(std::move(asked));
     kept.push_back(std::move(neighbour));
   }
-  std::stable_partition(kept.begin(), kept.end(), [](const Neighbour& n) { return n.exact; });
   return kept;
 }
 

@@ -156,6 +156,25 @@ const char* const kFusion = R"({"lawson": 1, "kind": "graph", "name": "f",
           {"op": "neg", "in": "r", "out": "n"}],
   "outputs": ["n", "g"]})";
 
+// As many as somebody reads, and no more graphs made for them than a second allows.
+TEST(GraphNeighbours, OfALargeGraphAreFew) {
+  Json ops = Json::array();
+  std::string last = "x";
+  for (int i = 0; i < 2048; ++i) {
+    const std::string name = "t" + std::to_string(i);
+    ops.push_back({{"op", "sin"}, {"in", {last}}, {"out", name}});
+    last = name;
+  }
+  const Json document{
+      {"lawson", 1},    {"kind", "graph"},
+      {"strict", true}, {"inputs", {{{"name", "x"}, {"dtype", "f32"}, {"shape", {4}}}}},
+      {"ops", ops},     {"outputs", {last}}};
+  const auto found = neighbours(spec_of(document));
+  EXPECT_GE(found.size(), 3U);
+  EXPECT_LE(found.size(), 32U);
+  EXPECT_EQ(found[0].field, "strict");
+}
+
 TEST(GraphNeighbours, OperandsOpsAndViews) {
   const Spec spec = spec_of(Json::parse(kFusion));
   std::set<std::string> fields;
