@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import lawson
 import pytest
@@ -480,7 +480,7 @@ ERRORS: dict[str, tuple[type[Exception], str, Callable[[Path], object]]] = {
     "no plan": (
         lawson.InvalidArgumentError,
         "None",
-        lambda folder: lawson.save(folder / "x", [None]),
+        lambda folder: lawson.save(folder / "x", cast("list[Any]", [None])),
     ),
 }
 
