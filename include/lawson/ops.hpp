@@ -7,6 +7,20 @@
 
 namespace lawson {
 
+namespace detail {
+// Axes counted from the front; the error names the op and its place.
+inline Dims counted(const char* op, const Place& place, std::size_t rank, const Dims& given) {
+  try {
+    return counted(rank, given);
+  } catch (const Error& error) {
+    throw Error(error.status(), place.text() + ": " + op + ": " + error.what());
+  }
+}
+inline Dims axes_of(const char* op, const Place& place, std::size_t rank, const Dims& given) {
+  return axes_of(rank, counted(op, place, rank, given));
+}
+}  // namespace detail
+
 // [.., M, K] x [.., K, N] -> [.., M, N]; accumulates in f32, or in i32 for integers.
 inline Tensor matmul(Operand a, Operand b, lawson_dtype dtype = LAWSON_DTYPE_UNSET) {
   return detail::call<2>("matmul", {a, b}, detail::Attributes{}.dtype(dtype));
@@ -135,7 +149,7 @@ inline Tensor iota(const Dims& shape, std::int64_t axis, lawson_dtype dtype = LA
   detail::Tracer& tracer = detail::Tracer::current("iota");
   detail::Attributes attributes;
   attributes.integers("shape", shape)
-      .integer("axis", axis < 0 ? axis + static_cast<std::int64_t>(shape.size()) : axis)
+      .integer("axis", detail::counted("iota", {file, line}, shape.size(), {axis})[0])
       .dtype(dtype);
   return tracer.result(tracer.add({"iota", {}, attributes.list(), 1, {file, line}}));
 }
@@ -157,7 +171,7 @@ inline Tensor reshape(Operand x, const Dims& shape) {
 }
 // Dim i of the result is dim perm[i] of x.
 inline Tensor transpose(Operand x, const Dims& perm) {
-  const Dims axes = detail::counted(perm.size(), perm);
+  const Dims axes = detail::counted("transpose", detail::Tracer::place(x), perm.size(), perm);
   return detail::call<1>("transpose", {x}, detail::Attributes{}.integers("perm", axes));
 }
 // `stride` empty: 1.
@@ -173,7 +187,7 @@ inline Tensor concat(std::span<const Tensor> list, std::int64_t axis,
   detail::Tracer& tracer = detail::Tracer::current("concat");
   std::vector<std::int32_t> inputs;
   for (const Tensor& tensor : list) inputs.push_back(tracer.index_of(tensor, "concat"));
-  if (axis < 0 && !list.empty()) axis += static_cast<std::int64_t>(list[0].rank());
+  if (!list.empty()) axis = detail::counted("concat", {file, line}, list[0].rank(), {axis})[0];
   detail::Attributes attributes;
   attributes.integer("axis", axis);
   return tracer.result(tracer.add({"concat", inputs, attributes.list(), 1, {file, line}}));
@@ -184,15 +198,6 @@ inline Tensor concat(std::initializer_list<Tensor> list, std::int64_t axis,
 }
 
 namespace detail {
-// axes_of, with the op and its place before what is wrong.
-inline Dims axes_of(const char* op, const Place& place, std::size_t rank, const Dims& given) {
-  try {
-    return axes_of(rank, given);
-  } catch (const Error& error) {
-    throw Error(error.status(), place.text() + ": " + op + ": " + error.what());
-  }
-}
-
 // Over all axes where none is named.
 inline Tensor reduce(const char* op, const Operand& x, const Dims& given, bool keepdims,
                      lawson_dtype dtype) {

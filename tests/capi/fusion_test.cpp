@@ -323,6 +323,14 @@ TEST(Fused, InputsMayHaveAnyNameAndBeNone) {
   const auto low = lawson::fuse([](Tensor x) { return lawson::reduce_sum(x, {-3}); }, on_cpu());
   EXPECT_ERROR((low.graph({{f32, {4, 4}}})), LAWSON_INVALID_ARGUMENT,
                "fusion_test.cpp:", "reduce_sum: axis -3 of a tensor of rank 2");
+  const auto along = lawson::fuse([](Tensor x) { return lawson::iota({4, 4}, -3) + x; }, on_cpu());
+  EXPECT_ERROR((along.graph({{f32, {4, 4}}})), LAWSON_INVALID_ARGUMENT, "iota: axis -3");
+  const auto turned = lawson::fuse(
+      [](Tensor x) {
+        return lawson::transpose(x, {0, -3});
+      },
+      on_cpu());
+  EXPECT_ERROR((turned.graph({{f32, {4, 4}}})), LAWSON_INVALID_ARGUMENT, "transpose: axis -3");
 }
 
 // What a function does may change: each distinct trace has its own plan, and old ones come back.
