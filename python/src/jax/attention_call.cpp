@@ -200,8 +200,7 @@ class AttentionCall : public Call {
         .device(device)
         .engine(attributes_.options.engine)
         .workspace_limit(attributes_.options.workspace_limit)
-        .deterministic(attributes_.options.deterministic)
-        .dynamic_shapes(attributes_.options.dynamic_shapes);
+        .deterministic(attributes_.options.deterministic);
     for (const auto& [name, value] : attributes_.values) {
       if (name == "scale") handle->params.scale(value);
       if (name == "sequences") handle->params.sequences(static_cast<std::int64_t>(value));
