@@ -203,8 +203,8 @@ typedef struct lawson_options {
   double deadline_ms; /* for building and tuning (its best so far); 0 or negative: none */
   lawson_tuning tuning;
   int32_t retune; /* when compiling with tuning: time the stored candidates again, build nothing */
-  /* Non-zero: fusions with a product that differ in their sizes share kernels, where cuDNN has such
-   * plans: the first is compiled, one of another size takes milliseconds. Then "dynamic_shapes" is
+  /* Non-zero: fusions with a product that differ in their rows share kernels, where cuDNN has such
+   * plans: the first is compiled, one of other rows takes milliseconds. Then "dynamic_shapes" is
    * among the verdict's rewrites; where there is none, attention for one, it is a plan for its own
    * shapes. */
   int32_t dynamic_shapes;

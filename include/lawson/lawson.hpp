@@ -273,7 +273,7 @@ struct Options {
   double deadline_ms = 0;  // for building and tuning; 0: none
   lawson_tuning tuning = LAWSON_TUNING_OFF;
   bool retune = false;          // when compiling with tuning: time the stored candidates again
-  bool dynamic_shapes = false;  // products of all sizes share kernels, where the engine can
+  bool dynamic_shapes = false;  // products with other rows share kernels, where the engine can
 
   // Lives no longer than this object.
   lawson_options c() const {

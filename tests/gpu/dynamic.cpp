@@ -71,15 +71,6 @@ const std::vector<Family>& families() {
        [](int variant, Length length) {
          return product(variant, length, {op("add", {"p", "z"}, "y")});
        }},
-      {"product-inner",
-       [](int variant, Length length) {
-         // The inner dim is what changes.
-         const Length k = 8 * length;
-         Json spec = product(variant, 64, {op("relu", {"p"}, "y")});
-         spec["inputs"][0]["shape"][1] = k;
-         spec["inputs"][1]["shape"][0] = k;
-         return spec;
-       }},
       {"attention",
        [](int variant, Length length) -> Json {
          return {{"lawson", 1},      {"kind", "attention"}, {"name", "dynamic"},

@@ -26,6 +26,21 @@ std::vector<std::size_t> memory_order(const Dims& strides) {
   return order;
 }
 
+// The sizes of the inner dims and the columns of products. cuDNN 9.19 gives them a kernel that was
+// compiled for others, and one in 35 such launches fails ("invalid value", measured on an H200).
+std::vector<std::int64_t> fixed_sizes(const ir::Graph& fusion) {
+  std::vector<std::int64_t> sizes;
+  for (const ir::Node& node : fusion.nodes) {
+    if (!std::holds_alternative<ir::Matmul>(node.op) &&
+        !std::holds_alternative<ir::ScaledMatmul>(node.op)) {
+      continue;
+    }
+    sizes.push_back(fusion.tensor(node.inputs.front()).shape.back());
+    sizes.push_back(fusion.tensor(node.outputs.front()).shape.back());
+  }
+  return sizes;
+}
+
 class Families {
  public:
   static Families& shared() {
@@ -54,13 +69,17 @@ class Families {
 }  // namespace
 
 std::string family_text(const ir::Graph& fusion) {
+  const std::vector<std::int64_t> fixed = fixed_sizes(fusion);
   ir::Graph family = fusion;
   for (ir::Tensor& tensor : family.tensors) {
     const std::vector<std::size_t> order = memory_order(tensor.strides);
     for (std::size_t i = 0; i < order.size(); ++i) {
       tensor.strides[order[i]] = static_cast<std::int64_t>(i);
     }
-    for (std::int64_t& dim : tensor.shape) dim = dim == 1 ? 1 : 2 * std::gcd(dim, kVector);
+    for (std::int64_t& dim : tensor.shape) {
+      const bool is_fixed = dim == 1 || std::find(fixed.begin(), fixed.end(), dim) != fixed.end();
+      if (!is_fixed) dim = -std::gcd(dim, kVector);
+    }
   }
   return ir::canonical_text(family);
 }

@@ -1,4 +1,4 @@
-// Plans with dynamic shapes: fusions with a product that differ in their sizes alone share compiled
+// Plans with dynamic shapes: fusions with a product that differ in their rows alone share compiled
 // kernels, in cuDNN's kernel cache. The first of a family is compiled, the others take its kernel.
 //
 // Not attention: cuDNN 9.19 takes it, and gives every length the loops of the one that its kernel
@@ -24,8 +24,8 @@ std::shared_ptr<KernelFamily> make_kernel_family();
 // kept for the process.
 std::shared_ptr<KernelFamily> kernel_family(const ir::Graph& fusion, const Device& device);
 
-// All of what its kernels may depend on: everything but sizes, of which it says only whether they
-// are 1, and what they are multiples of.
+// All of what its kernels may depend on: everything but the number of rows and batches, of which it
+// says only whether it is 1, and what it is a multiple of.
 std::string family_text(const ir::Graph& fusion);
 
 }  // namespace lawson::cudnn
