@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import lawson
 import pytest
@@ -410,6 +410,8 @@ HUGE = {
     "ops": [{"op": "relu", "in": ["x"], "out": "r"}],
 }
 
+NO_PLANS: Any = [None]
+
 ERRORS: dict[str, tuple[type[Exception], str, Callable[[Path], object]]] = {
     "unsupported": (lawson.UnsupportedError, "second order", lambda _: second_order()),
     "no graph": (NotImplementedError, "FP8", lambda _: lawson.compile(FP8, "cpu")),
@@ -480,7 +482,7 @@ ERRORS: dict[str, tuple[type[Exception], str, Callable[[Path], object]]] = {
     "no plan": (
         lawson.InvalidArgumentError,
         "None",
-        lambda folder: lawson.save(folder / "x", cast("list[Any]", [None])),
+        lambda folder: lawson.save(folder / "x", NO_PLANS),
     ),
 }
 
