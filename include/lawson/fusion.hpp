@@ -261,9 +261,17 @@ class Signature {
 };
 
 // Host memory for CPU engines: one for each thread, kept and grown.
+inline constinit thread_local bool host_workspace_is_gone = false;
 inline void* host_workspace(std::size_t size) {
   constexpr std::size_t kAlignment = 64;
-  thread_local std::vector<std::byte> memory;
+  struct Memory : std::vector<std::byte> {
+    ~Memory() { host_workspace_is_gone = true; }
+  };
+  if (host_workspace_is_gone) {  // destructors of the thread's other objects may come later
+    throw Error(LAWSON_INVALID_ARGUMENT,
+                "this thread is ending, and its workspace is gone: give one (RunOptions)");
+  }
+  thread_local Memory memory;
   if (memory.size() < size + kAlignment) memory.resize(size + kAlignment);
   void* start = memory.data();
   std::size_t space = memory.size();

@@ -118,11 +118,19 @@ Status read_engines(const lawson_fuse_options& given, Request& request) {
     request.engines.emplace_back(kCudnn);
     if (request.policy == Policy::allow) request.engines.emplace_back("cpu");
   }
-  if (request.policy == Policy::allow || request.engines.size() == 1) return {};
-  return invalid(
-      "policy 'require' takes one engine, and {} are named ({}); with policy 'allow' they are "
-      "taken in order",
-      request.engines.size(), fmt::join(request.engines, ", "));
+  if (request.policy == Policy::require && request.engines.size() > 1) {
+    return invalid(
+        "policy 'require' takes one engine, and {} are named ({}); with policy 'allow' they are "
+        "taken in order",
+        request.engines.size(), fmt::join(request.engines, ", "));
+  }
+  const auto nameless = std::find(request.engines.begin(), request.engines.end(), "");
+  if (nameless != request.engines.end()) {
+    return invalid("{}: engine {} has no name; expected cudnn, cpu or reference",
+                   given.engines != nullptr ? "lawson_fuse_options.engines" : "LAWSON_ENGINE",
+                   nameless - request.engines.begin());
+  }
+  return {};
 }
 
 Result<Request> read_request(const lawson_fuse_options* options) {
@@ -220,8 +228,10 @@ Error refusal(const ir::Graph& asked, const Request& request, const Attempt& att
 }
 
 Error not_available(const ir::Graph& graph, const Attempt& attempt) {
+  const bool on_host = attempt.engine != kCudnn;  // and so on every machine, with no device named
   return error(ErrorKind::unavailable, "fusion '{}' needs engine '{}': {}; {}", graph.name,
-               attempt.engine, attempt.why.message, kHowToName);
+               attempt.engine, attempt.why.message,
+               on_host ? "name device 'cpu', or none" : kHowToName);
 }
 
 Error none_runs(const ir::Graph& graph, const std::vector<Attempt>& attempts) {

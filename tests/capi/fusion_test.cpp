@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <thread>
 
 namespace {
 
@@ -224,7 +225,7 @@ TEST(Fused, ErrorsNameSourceOpAndOperands) {
   const int by_name = __LINE__ + 3;
   const auto axis = lawson::fuse(
       [](Tensor x) {
-        return lawson::op("reduce_sum", {x}, {{"axis", Dims{1}}});
+        return lawson::op("reduce_sum", {x}, {{"axis", lawson::Dims{1}}});
       },
       options);
   EXPECT_ERROR((axis.graph({{f32, {4, 8}}})), LAWSON_INVALID_ARGUMENT,
@@ -357,6 +358,38 @@ TEST(Fused, AFunctionThatChangesIsTracedAgain) {
   }
 }
 
+// The workspace that the library keeps for a thread may end before the thread's other objects.
+TEST(Fused, DestructorsAtTheEndOfAThreadGetAnErrorOrTheirOwnWorkspace) {
+  const auto twice = lawson::fuse(
+      [](Tensor x) { return lawson::matmul(lawson::gelu(lawson::matmul(x, x)), x); }, on_cpu());
+  static lawson_status at_end = LAWSON_OK;
+  static bool with_own = false;
+  struct Last {
+    decltype(twice)* fused = nullptr;
+    ~Last() {
+      Floats<4> x;
+      Floats<4> y;
+      const auto run = [&](const lawson::RunOptions& options) {
+        (*fused)({{x.data(), {2, 2}}}, {{y.data(), {2, 2}}}, options);
+      };
+      at_end = error_of([&] { run({}); }).first;
+      alignas(64) std::array<std::byte, 1 << 16> own;
+      with_own = error_of([&] {
+                   run({.workspace = own.data(), .workspace_size = own.size()});
+                 }).first == LAWSON_OK;
+    }
+  };
+  std::thread([&] {
+    thread_local Last last;
+    last.fused = &twice;
+    Floats<4> x;
+    Floats<4> y;
+    twice({{x.data(), {2, 2}}}, {{y.data(), {2, 2}}});
+  }).join();
+  EXPECT_EQ(at_end, LAWSON_INVALID_ARGUMENT);
+  EXPECT_TRUE(with_own);
+}
+
 TEST(Fused, ManySignaturesStayBounded) {
   const auto fused = lawson::fuse([](Tensor x) { return x + 1; }, on_cpu("bounded"));
   std::vector<float> memory(1024 + 16);
@@ -479,7 +512,22 @@ TEST(Policy, TheEnvironmentFillsWhatIsNotSaid) {
     const Variable engine{"LAWSON_ENGINE", "cpu,,"};
     EXPECT_ERROR(lawson::fuse(graph, {.policy = LAWSON_POLICY_REQUIRE}), LAWSON_INVALID_ARGUMENT,
                  "require");
+    EXPECT_ERROR(lawson::fuse(graph, {.policy = LAWSON_POLICY_ALLOW}), LAWSON_INVALID_ARGUMENT,
+                 "LAWSON_ENGINE", "engine 1 has no name");
   }
+}
+
+// An engine without a name is none, not the host's.
+TEST(Policy, EnginesHaveNames) {
+  const auto graph = small_graph();
+  EXPECT_ERROR(lawson::fuse(graph, {.engines = {""}}), LAWSON_INVALID_ARGUMENT,
+               "lawson_fuse_options.engines", "engine 0 has no name");
+  EXPECT_ERROR(lawson::fuse(graph, {.policy = LAWSON_POLICY_ALLOW, .engines = {"cudnn", ""}}),
+               LAWSON_INVALID_ARGUMENT, "engine 1 has no name");
+  const auto [status, message] =
+      error_of([&] { lawson::fuse(graph, {.device = "h200", .engines = {"cpu"}}); });
+  EXPECT_EQ(status, LAWSON_UNAVAILABLE);
+  EXPECT_TRUE(has(message, "name device 'cpu', or none")) << message;
 }
 
 // Two products in a row need memory between them: with a limit just below that, only a cut helps.

@@ -38,6 +38,8 @@ class Run(Case):
         result = self.expect(0, "run", SPECS / "seed.json", "--json",
                              env=environment(LAWSON_ENGINE="cpu")).json
         self.assertEqual(result["engine"], "cpu")
+        result = self.expect(2, "run", SPECS / "seed.json", env=environment(LAWSON_ENGINE="gpu"))
+        self.assertIn("LAWSON_ENGINE=gpu: expected cudnn, cpu or reference", result.err)
 
     def test_no_device_names_the_way_out(self):
         result = self.expect(3, "run", SPECS / "seed.json", env=environment(CUDA_VISIBLE_DEVICES=""))

@@ -17,8 +17,10 @@ Failure no_device(const std::string& why) {
 }  // namespace
 
 Place choose_place(std::string engine, const std::string& target) {
+  std::string named_by = "--engine ";
   if (const char* given = std::getenv("LAWSON_ENGINE"); engine.empty() && given != nullptr) {
     engine = given;
+    named_by = "LAWSON_ENGINE=";
   }
   if (engine.empty() && target == "cpu") engine = "cpu";
   if (engine.empty()) engine = "cudnn";
@@ -30,7 +32,7 @@ Place choose_place(std::string engine, const std::string& target) {
     return {std::move(engine), find_device("cpu")};
   }
   if (engine != "cudnn") {
-    throw bad_usage(fmt::format("--engine {}: expected cudnn, cpu or reference", engine));
+    throw bad_usage(fmt::format("{}{}: expected cudnn, cpu or reference", named_by, engine));
   }
   if (target.empty()) {
     lawson_device* device = nullptr;
