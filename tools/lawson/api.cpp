@@ -5,7 +5,20 @@
 namespace lawson::cli {
 namespace {
 
+// One word for each kind, whether the library or the tool found it.
 std::string kind_of(lawson_status status) {
+  switch (status) {
+    case LAWSON_CUDA:
+      return "cuda";
+    case LAWSON_CUDNN:
+      return "cudnn";
+    case LAWSON_IO:
+      return "io";
+    case LAWSON_INTERNAL:
+      return "internal";
+    default:
+      break;
+  }
   std::string kind = lawson_status_string(status);
   for (char& c : kind) c = c == ' ' || c == '-' ? '_' : c;
   return kind;
