@@ -1,7 +1,9 @@
 # The two commands of a fresh machine are `make demo` and `make test`; each sets up what it needs.
-# CUDNN=off leaves out the cuDNN engine and with it everything that comes from PyPI.
+# CUDNN=off leaves out the cuDNN engine, PYTHON=off the Python package, and both with what they need
+# from PyPI.
 CUDNN ?= on
-export CUDNN
+PYTHON ?= on
+export CUDNN PYTHON
 export LAWSON_GOAL = $(firstword $(MAKECMDGOALS))
 
 MODELS ?= $(addprefix examples/models/, llama-3.1-8b.json deepseek-v3.json gemma-2-9b.json gpt-oss-20b.json)
@@ -12,10 +14,11 @@ TARGETS ?= v100,a100,l40s,h200,b200
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
-	@echo "  CUDNN=off with any of them: only the reference and CPU engines, nothing from PyPI"
+	@echo "  PYTHON=off with any of them: without the Python package"
+	@echo "  CUDNN=off with any of them: only the reference and CPU engines; with PYTHON=off nothing from PyPI"
 
 setup: ## install what a build and its tests need (Debian packages, .venv)
-	@scripts/setup build lint
+	@scripts/setup build lint python
 
 build: ## configure and build everything: build/bin/lawson, build/lib, tests
 	@scripts/setup build
@@ -27,7 +30,7 @@ demo: ## the main job: what of some well-known models fuses, on which GPU, and w
 	@scripts/demo $(TARGETS) $(MODELS)
 
 test: ## everything: build, all tests, sanitizers, lint; ends with the counts
-	@scripts/setup build lint
+	@scripts/setup build lint python
 	@scripts/test
 
 lint: ## includes, clang-format, clang-tidy

@@ -12,6 +12,11 @@ case ${CUDNN:=on} in
   *) echo "CUDNN=$CUDNN: expected on or off" >&2; exit 2 ;;
 esac
 export CUDNN
+case ${PYTHON:=on} in
+  on | off) ;;
+  *) echo "PYTHON=$PYTHON: expected on or off" >&2; exit 2 ;;
+esac
+export PYTHON
 
 # Tools that set-up put into .venv, and headers that it unpacked without root, are found by these.
 [ ! -d "$venv/bin" ] || export PATH="$venv/bin:$PATH"
