@@ -66,6 +66,7 @@ static AbiFunction const kFunctions[] = {
     (AbiFunction)lawson_plan_id,
     (AbiFunction)lawson_plan_key,
     (AbiFunction)lawson_plan_load,
+    (AbiFunction)lawson_plan_keep,
     (AbiFunction)lawson_plan_name,
     (AbiFunction)lawson_plan_run,
     (AbiFunction)lawson_plan_bench,
@@ -219,6 +220,7 @@ static void nulls(void) {
   EXPECT_INVALID(lawson_plan_serialize(NULL, NULL));
   EXPECT_INVALID(lawson_plan_deserialize(NULL, 0, NULL));
   EXPECT_INVALID(lawson_plan_load(NULL, NULL));
+  EXPECT_INVALID(lawson_plan_keep(NULL, NULL, NULL));
   EXPECT_INVALID(lawson_plan_execute(NULL, NULL, 0, NULL, 0, NULL));
   EXPECT_INVALID(lawson_plan_prepare_graph(NULL, LAWSON_GRAPH_ADD, NULL, 0, NULL, 0, NULL));
   EXPECT_INVALID(lawson_bundle_write(NULL, NULL, 0));

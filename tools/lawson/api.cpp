@@ -72,6 +72,7 @@ lawson_options ProbeOptions::c() const {
   if (tuning == "quick") options.tuning = LAWSON_TUNING_QUICK;
   if (tuning == "exhaustive") options.tuning = LAWSON_TUNING_EXHAUSTIVE;
   options.retune = retune ? 1 : 0;
+  options.dynamic_shapes = dynamic_shapes ? 1 : 0;
   return options;
 }
 

@@ -87,6 +87,7 @@ struct ProbeOptions {
   std::string tuning = "off";  // or "quick", "exhaustive"
   double deadline_ms = 0;      // for building and tuning; 0: none
   bool retune = false;         // times the stored candidates again
+  bool dynamic_shapes = false;
   lawson_options c() const;
 };
 
