@@ -16,7 +16,7 @@ PAGES = ["jax.md", "jax-attention.md"]
 def test_examples(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAWSON_ENGINE", "cpu")
     text = (DOCS / page).read_text(encoding="utf-8")
-    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.S | re.M))
+    blocks = list(re.finditer(r"^```python\n(.*?)^```$", text, re.DOTALL | re.MULTILINE))
     assert blocks
     names: dict[str, Any] = {"__name__": "__docs__"}
     for block in blocks:
@@ -28,7 +28,6 @@ def test_examples(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_refusal_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAWSON_ENGINE", "cpu")
     import jax.numpy as jnp
-
     import lawson
     from lawson.jax import fusion
 

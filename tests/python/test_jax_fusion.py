@@ -15,10 +15,9 @@ from typing import Any
 import jax
 import jax.export
 import jax.numpy as jnp
+import lawson
 import numpy as np
 import pytest
-
-import lawson
 from lawson import _core
 from lawson.jax import Fusion, cudnn_fusion, export_checks, fusion, inspect
 
@@ -62,7 +61,7 @@ def test_the_compiled_program_runs_the_plan_that_inspect_tells() -> None:
     assert "dot(" not in compiled.as_text() and "fusion(" not in compiled.as_text()
     close(compiled(X, W, B), mlp(X, W, B))
     # and the program itself says the rest
-    assert f'engine = "cpu"' in compiled.as_text() and told.key in compiled.as_text()
+    assert 'engine = "cpu"' in compiled.as_text() and told.key in compiled.as_text()
 
 
 def test_eager_calls_run_the_same_plan() -> None:
@@ -157,7 +156,9 @@ def test_other_platforms(platform: str) -> None:
 
 def test_a_refusal_of_the_engine_has_every_reason() -> None:
     fused = fusion(lambda x: (jnp.sin(x) @ x.T) @ x, engines=["cpu"], workspace_limit=0)
-    with pytest.raises(lawson.UnsupportedError, match=r"(?s)workspace.*test_jax_fusion.py:\d+") as caught:
+    with pytest.raises(
+        lawson.UnsupportedError, match=r"(?s)workspace.*test_jax_fusion.py:\d+"
+    ) as caught:
         fused(f32(64, 64))
     assert "fusion 'lambda' does not fuse on 'cpu'" in str(caught.value)
 
@@ -276,8 +277,10 @@ def test_empty_arrays() -> None:
     assert product(jnp.zeros((0, 4)), jnp.zeros((4, 3))).shape == (0, 3)
     close(product(jnp.zeros((2, 0)), jnp.zeros((0, 3))), jnp.zeros((2, 3)))
     close(cpu(lambda x: x.sum(0))(jnp.zeros((0, 3))), jnp.zeros(3))
-    close(jax.grad(lambda a, b: product(a, b).sum(), (0, 1))(jnp.zeros((2, 0)), jnp.zeros((0, 3))),
-          (jnp.zeros((2, 0)), jnp.zeros((0, 3))))
+    close(
+        jax.grad(lambda a, b: product(a, b).sum(), (0, 1))(jnp.zeros((2, 0)), jnp.zeros((0, 3))),
+        (jnp.zeros((2, 0)), jnp.zeros((0, 3))),
+    )
 
 
 def test_closures_over_arrays_and_tracers() -> None:
@@ -287,8 +290,10 @@ def test_closures_over_arrays_and_tracers() -> None:
     want = jax.grad(lambda w: jnp.sin(X @ w).sum())(W)
     close(jax.grad(loss)(W), want)
     close(jax.jit(jax.grad(loss))(W), want)
-    close(jax.vmap(loss)(jnp.stack([W, W * 2])), jax.vmap(lambda w: jnp.sin(X @ w).sum())(
-        jnp.stack([W, W * 2])))
+    close(
+        jax.vmap(loss)(jnp.stack([W, W * 2])),
+        jax.vmap(lambda w: jnp.sin(X @ w).sum())(jnp.stack([W, W * 2])),
+    )
 
 
 def test_eight_bits_and_four() -> None:
@@ -351,8 +356,12 @@ def test_persistent_compilation_cache(tmp_path: Path) -> None:
     told = []
     for _ in range(2):
         found = subprocess.run(
-            [sys.executable, "-c", PROGRAM, str(tmp_path)], capture_output=True, text=True,
-            check=True, timeout=300, env={**os.environ, "XLA_FLAGS": ""},
+            [sys.executable, "-c", PROGRAM, str(tmp_path)],
+            capture_output=True,
+            text=True,
+            check=True,
+            timeout=300,
+            env={**os.environ, "XLA_FLAGS": ""},
         )
         told.append(json.loads(found.stdout.splitlines()[-1]))
     assert told[0]["hits"] == 0 and told[1]["hits"] >= 1

@@ -17,7 +17,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-
 from lawson.jax import fusion
 
 COUNT, GROUPS = 300, 20
@@ -82,7 +81,7 @@ PRODUCTS = {
 
 def random_case(seed: int) -> Case:
     rng = np.random.default_rng([2026, seed])
-    pick = lambda options: str(rng.choice(sorted(options)))  # noqa: E731
+    pick = lambda options: str(rng.choice(sorted(options)))
     product = pick(PRODUCTS)
     m, k, n, b = (int(v) for v in rng.integers(2, 8, 4))
     left, right, out = PRODUCTS[product](m, k, n, b)
@@ -102,7 +101,7 @@ def random_case(seed: int) -> Case:
 
 def everything(function: Callable[..., Any], args: list[Any], batch: list[Any]) -> Any:
     """The function, over a batch of its first argument, and its gradient by all arguments."""
-    loss = lambda *a: (jnp.sin(function(*a)) * 0.5).sum()  # noqa: E731
+    loss = lambda *a: (jnp.sin(function(*a)) * 0.5).sum()
     axes = (0, *(None,) * (len(args) - 1))
     return (
         function(*args),
@@ -123,7 +122,7 @@ def test_random_fusions(group: int) -> None:
         batches = [[np.stack([given[0], given[0] * 0.5]), *given[1:]] for given in args]
 
         def all_of(wrapped: Callable[[Case], Any], to: Any) -> Callable[[], Any]:
-            cast = lambda values: [jnp.asarray(v, to) for v in values]  # noqa: E731
+            cast = lambda values: [jnp.asarray(v, to) for v in values]
             return lambda: [
                 everything(wrapped(case), cast(given), cast(batch))
                 for case, given, batch in zip(cases, args, batches, strict=True)

@@ -12,10 +12,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import lawson
 import numpy as np
 import pytest
-
-import lawson
 from lawson import _core
 from lawson.jax import _fusion_primitive, fusion, inspect
 from lawson.jax._fusion_partition import factors_of, shard
@@ -133,7 +132,7 @@ def test_what_is_refused_as_parts_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(_fusion_primitive, "kernel", strict)
     args = (f32(8, 16), f32(16, 4), f32(4))
     fused = fusion(mlp, engines=["cpu"])
-    loss = lambda *a: fused(*a).sum()  # noqa: E731
+    loss = lambda *a: fused(*a).sum()
     np.testing.assert_allclose(fused(*args), mlp(*args), rtol=1e-5, atol=1e-5)
     assert jax.grad(loss, 0)(*args).shape == (8, 16)
     for call in (jax.grad(loss, 1), jax.jit(jax.grad(loss, (0, 1))), inspect(jax.grad(loss, 1))):
@@ -151,14 +150,20 @@ def test_xla_has_only_views_and_dtypes_between_kernels(monkeypatch: pytest.Monke
     monkeypatch.setattr(_fusion_primitive, "kernel", strict)
     args = (f32(8, 16).astype(BF16), f32(16, 4).astype(BF16), f32(4).astype(BF16))
     fused = fusion(mlp, engines=["cpu"])
-    jaxpr = jax.make_jaxpr(jax.grad(lambda *a: fused(*a).astype(jnp.float32).sum(), (0, 1, 2)))(*args)
+    jaxpr = jax.make_jaxpr(jax.grad(lambda *a: fused(*a).astype(jnp.float32).sum(), (0, 1, 2)))(
+        *args
+    )
     program = [e.params["program"] for e in jaxpr.eqns if "program" in e.params][-1]
     code = compiled(program, "cpu")
     assert code is not None
     glue = [p for p in code.parts if isinstance(p, Glue)]
     assert [[op["op"] for op in p.document["ops"]] for p in glue] == [["convert"]]
     # the product is computed again once, for both that need it
-    assert [sum(op["op"] == "matmul" for op in k.document["ops"]) for k in code.kernels] == [1, 1, 1]
+    assert [sum(op["op"] == "matmul" for op in k.document["ops"]) for k in code.kernels] == [
+        1,
+        1,
+        1,
+    ]
 
 
 # ---- on the GPU that is not here ---------------------------------------------------------------
@@ -205,9 +210,18 @@ def test_the_example_of_xlas_users_on_an_h200() -> None:
 # ---- tidying and sharding of documents ---------------------------------------------------------
 
 
-def document(ops: list[dict[str, Any]], outputs: list[str], **inputs: tuple[str, list[int]]) -> dict[str, Any]:
+def document(
+    ops: list[dict[str, Any]], outputs: list[str], **inputs: tuple[str, list[int]]
+) -> dict[str, Any]:
     found = [{"name": n, "dtype": t, "shape": s} for n, (t, s) in inputs.items()]
-    return {"lawson": 1, "kind": "graph", "name": "g", "inputs": found, "ops": ops, "outputs": outputs}
+    return {
+        "lawson": 1,
+        "kind": "graph",
+        "name": "g",
+        "inputs": found,
+        "ops": ops,
+        "outputs": outputs,
+    }
 
 
 def test_tidying_moves_views_and_keeps_types() -> None:
@@ -230,7 +244,9 @@ def test_tidying_moves_views_and_keeps_types() -> None:
     ]  # fmt: skip
     before, after = types_of(given), types_of(out)
     assert all(before[n] == after[n] for n in ("y", "z"))
-    shapes = {t.name: (t.dtype, list(t.shape)) for t in _core.Graph.from_json(json.dumps(out)).tensors()}
+    shapes = {
+        t.name: (t.dtype, list(t.shape)) for t in _core.Graph.from_json(json.dumps(out)).tensors()
+    }
     assert shapes == {"x": ("bf16", [2, 4, 4]), "y": ("bf16", [2, 4, 4]), "z": ("f32", [4])}
     assert tidied(out) == out
 

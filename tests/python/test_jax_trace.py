@@ -10,11 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import lawson
 import numpy as np
 import pytest
 from jax import lax
-
-import lawson
 from lawson import _core
 from lawson.jax import fusion, inspect
 from lawson.jax._trace import trace
@@ -56,7 +55,9 @@ def check(function: Callable[..., Any], *args: Any, rtol: float = 3e-6, atol: fl
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         b = jnp.asarray(b)
         assert (a.shape, a.dtype, a.weak_type) == (b.shape, b.dtype, b.weak_type)
-        wide = jnp.float32 if a.dtype.itemsize < 4 and jnp.issubdtype(a.dtype, jnp.floating) else None
+        wide = (
+            jnp.float32 if a.dtype.itemsize < 4 and jnp.issubdtype(a.dtype, jnp.floating) else None
+        )
         a, b = (np.asarray(v if wide is None else v.astype(wide)) for v in (a, b))
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol)
 
@@ -228,9 +229,7 @@ def test_views_of_operands_are_at_the_inputs() -> None:
     """Kernels rearrange inputs, and results on their way out; nothing in between."""
     ops = ops_of(lambda a, b: jnp.tanh(a + 1).T @ jnp.exp(b), X, Y)
     assert ops.index("transpose") < ops.index("tanh") < ops.index("matmul")
-    ops = ops_of(
-        lambda a, w, c: jax.nn.gelu(a @ w + c) * 2, f32(2, 3, 5), f32(5, 4), f32(4)
-    )
+    ops = ops_of(lambda a, w, c: jax.nn.gelu(a @ w + c) * 2, f32(2, 3, 5), f32(5, 4), f32(4))
     assert ops == ["reshape", "matmul", "add", "gelu_tanh", "constant", "mul", "reshape"]
 
 
@@ -312,7 +311,9 @@ def test_refusal_has_the_line_of_the_users_code() -> None:
 
     lines = open(__file__, encoding="utf-8").read().splitlines()
     line = next(i for i, text in enumerate(lines, 1) if text.endswith("# HERE"))
-    with pytest.raises(lawson.UnsupportedError, match=rf"'model': sort at test_jax_trace.py:{line}"):
+    with pytest.raises(
+        lawson.UnsupportedError, match=rf"'model': sort at test_jax_trace.py:{line}"
+    ):
         fusion(model, engines=["cpu"])(X)
 
 

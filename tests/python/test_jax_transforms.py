@@ -14,7 +14,6 @@ import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-
 from lawson.jax import fusion, inspect
 
 RNG = np.random.default_rng(8)
@@ -57,7 +56,7 @@ def calls(function: Callable[..., Any], *args: Any) -> int:
 def test_vmap_folds_into_one_kernel(axes: tuple[int | None, int | None]) -> None:
     x = f32(8, 16) if axes[0] is None else jnp.moveaxis(f32(3, 8, 16), 0, axes[0])
     w = f32(16, 4) if axes[1] is None else jnp.moveaxis(f32(3, 16, 4), 0, axes[1])
-    plain = lambda x, w: jnp.tanh(x @ w)  # noqa: E731
+    plain = lambda x, w: jnp.tanh(x @ w)
     fused = jax.vmap(cpu(plain), axes)
     close(fused(x, w), jax.vmap(plain, axes)(x, w))
     assert calls(fused, x, w) == 1
@@ -71,8 +70,8 @@ def test_batched_rows_are_one_product() -> None:
 
 def test_nested_vmap() -> None:
     x, w = f32(2, 8, 16), f32(3, 16, 4)
-    plain = lambda x, w: (jnp.tanh(x @ w), x.sum())  # noqa: E731
-    over = lambda f: jax.vmap(jax.vmap(f, (None, 0), (0, None)), (0, None))  # noqa: E731
+    plain = lambda x, w: (jnp.tanh(x @ w), x.sum())
+    over = lambda f: jax.vmap(jax.vmap(f, (None, 0), (0, None)), (0, None))
     close(over(cpu(plain))(x, w), over(plain)(x, w))
     close(jax.jit(over(cpu(plain)))(x, w), over(plain)(x, w))
 
@@ -104,7 +103,7 @@ def test_gradient_by_one_argument_computes_nothing_else() -> None:
 
 def test_vjp_with_zero_cotangents() -> None:
     fused = cpu(lambda x, w: (jnp.sin(x @ w), x * 2, x > 0))
-    plain = lambda x, w: (jnp.sin(x @ w), x * 2)  # noqa: E731
+    plain = lambda x, w: (jnp.sin(x @ w), x * 2)
     for pick in (0, 1):
         got = jax.grad(lambda x, w, pick=pick: fused(x, w)[pick].sum(), (0, 1))(X, W)
         close(got, jax.grad(lambda x, w, pick=pick: plain(x, w)[pick].sum(), (0, 1))(X, W))
@@ -116,8 +115,10 @@ def test_vjp_with_zero_cotangents() -> None:
 def test_integer_arguments_have_no_gradient() -> None:
     steps = jnp.arange(8)
     fused = cpu(lambda x, i: x * i[:, None].astype(jnp.float32))
-    close(jax.grad(lambda x: fused(x, steps).sum())(X),
-          jnp.broadcast_to(steps[:, None].astype(jnp.float32), X.shape))
+    close(
+        jax.grad(lambda x: fused(x, steps).sum())(X),
+        jnp.broadcast_to(steps[:, None].astype(jnp.float32), X.shape),
+    )
 
 
 @pytest.mark.parametrize("mode", ["jvp", "jacfwd", "jacrev", "hessian", "linearize"])
@@ -139,9 +140,9 @@ def test_forward_mode_and_higher_orders(mode: str) -> None:
 def test_batches_of_gradients_and_gradients_of_batches() -> None:
     x = f32(5, 8, 16)
     fused = cpu(mlp)
-    each = lambda f: jax.vmap(jax.grad(squares(f), (0, 1, 2)), (0, None, None))  # noqa: E731
+    each = lambda f: jax.vmap(jax.grad(squares(f), (0, 1, 2)), (0, None, None))
     close(each(fused)(x, W, B), each(mlp)(x, W, B), 1e-4)
-    all_of = lambda f: jax.grad(squares(jax.vmap(f, (0, None, None))), (0, 1, 2))  # noqa: E731
+    all_of = lambda f: jax.grad(squares(jax.vmap(f, (0, None, None))), (0, 1, 2))
     close(all_of(fused)(x, W, B), all_of(mlp)(x, W, B), 1e-4)
 
 
@@ -202,8 +203,9 @@ def test_gradient_is_jaxs_where_it_is_a_convention(name: str) -> None:
         weights = jnp.float32(1)
 
     def loss(f: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda x: (f(x) * (weights[: f(x).shape[-1]] if f(x).ndim == 2 and
-                                  f(x).shape[-1] == 6 else 1.5)).sum()
+        return lambda x: (
+            f(x) * (weights[: f(x).shape[-1]] if f(x).ndim == 2 and f(x).shape[-1] == 6 else 1.5)
+        ).sum()
 
     got, want = jax.grad(loss(cpu(function)))(TIES), jax.grad(loss(function))(TIES)
     close(got, want)
@@ -242,14 +244,16 @@ def test_scan_while_cond_and_fori() -> None:
 
     close(jax.jit(scanned(fused))(X), scanned(plain)(X))
     assert calls(scanned(fused), X) == 1
-    loss = lambda f: lambda x: scanned(f)(x)[0].sum()  # noqa: E731
+    loss = lambda f: lambda x: scanned(f)(x)[0].sum()
     close(jax.grad(loss(fused))(X), jax.grad(loss(plain))(X))
     close(lax.fori_loop(0, 3, lambda i, c: fused(c), X), scanned(plain)(X)[0])
-    once = lambda f: lax.while_loop(lambda c: c[1] < 2, lambda c: (f(c[0]), c[1] + 1), (X, 0))  # noqa: E731
+    once = lambda f: lax.while_loop(lambda c: c[1] < 2, lambda c: (f(c[0]), c[1] + 1), (X, 0))
     close(once(fused), once(plain))
     for flag in (True, False):
-        close(jax.jit(lambda p, x: lax.cond(p, fused, jnp.sin, x))(flag, X),
-              plain(X) if flag else jnp.sin(X))
+        close(
+            jax.jit(lambda p, x: lax.cond(p, fused, jnp.sin, x))(flag, X),
+            plain(X) if flag else jnp.sin(X),
+        )
 
 
 # ---- several devices ---------------------------------------------------------------------------
@@ -342,14 +346,21 @@ def test_shard_map() -> None:
         return lax.psum((fused(x, w, b) ** 2).sum(), "a")
 
     summed = over(loss, in_specs=(P("a"), P(), P()), out_specs=P())
-    close(jax.jit(jax.grad(summed, (0, 1, 2)))(X, W, B),
-          jax.grad(squares(mlp), (0, 1, 2))(X, W, B), 1e-4)
+    close(
+        jax.jit(jax.grad(summed, (0, 1, 2)))(X, W, B),
+        jax.grad(squares(mlp), (0, 1, 2))(X, W, B),
+        1e-4,
+    )
     batched = over(jax.vmap(fused, (0, None, None)), in_specs=(P("a"), P(), P()), out_specs=P("a"))
-    close(batched(f32(4, 2, 16) * 0 + 1, W, B),
-          jax.vmap(mlp, (0, None, None))(jnp.ones((4, 2, 16)), W, B))
+    close(
+        batched(f32(4, 2, 16) * 0 + 1, W, B),
+        jax.vmap(mlp, (0, None, None))(jnp.ones((4, 2, 16)), W, B),
+    )
 
 
 def test_pmap() -> None:
     x = f32(8, 3, 16)
-    close(jax.pmap(cpu(mlp), in_axes=(0, None, None))(x, W, B),
-          jax.vmap(mlp, (0, None, None))(x, W, B))
+    close(
+        jax.pmap(cpu(mlp), in_axes=(0, None, None))(x, W, B),
+        jax.vmap(mlp, (0, None, None))(x, W, B),
+    )

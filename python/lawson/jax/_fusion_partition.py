@@ -37,9 +37,7 @@ class Factors:
 
     def of(self, tensor: str) -> list[Factor | None]:
         """One factor per dim; None: of size 1, or it cannot be split."""
-        return [
-            d[0] if len(d) == 1 and d[0] not in self.whole else None for d in self.dims[tensor]
-        ]
+        return [d[0] if len(d) == 1 and d[0] not in self.whole else None for d in self.dims[tensor]]
 
 
 _LINEAR = {"convert", "reshape", "transpose", "neg"}
@@ -80,7 +78,9 @@ class _Solver:
             self.parent[self.find(f)] = self.find(g)
         return a
 
-    def pointwise(self, shape: Sequence[int], operands: Sequence[tuple[Dim, ...]]) -> tuple[Dim, ...]:
+    def pointwise(
+        self, shape: Sequence[int], operands: Sequence[tuple[Dim, ...]]
+    ) -> tuple[Dim, ...]:
         dims: list[Dim] = [()] * len(shape)
         for operand in operands:
             first = len(shape) - len(operand)
@@ -88,7 +88,9 @@ class _Solver:
                 dims[first + i] = self.same(dims[first + i], dim)
         return tuple(dims)
 
-    def reshape(self, x: tuple[Dim, ...], old: Sequence[int], new: Sequence[int]) -> tuple[Dim, ...]:
+    def reshape(
+        self, x: tuple[Dim, ...], old: Sequence[int], new: Sequence[int]
+    ) -> tuple[Dim, ...]:
         """Merged dims keep their factors; what is split otherwise than it was merged is whole."""
         factors = [f for d in x for f in d]
         out: list[Dim] = []
@@ -136,14 +138,17 @@ def factors_of(document: dict[str, Any]) -> Factors:
             padded = ((),) * (len(shape) - len(x[0])) + x[0]
             result = tuple(d or solver.new(n) for d, n in zip(padded, shape))
         elif kind == "slice":
-            result = tuple(_sliced(solver, op, i, d, n) for i, (d, n) in enumerate(zip(x[0], shapes[0])))
+            result = tuple(
+                _sliced(solver, op, i, d, n) for i, (d, n) in enumerate(zip(x[0], shapes[0]))
+            )
         elif kind.startswith("reduce_"):
             ends_at = sums.outputs_of(out) if kind == "reduce_sum" else None
             _add_up(solver, partial, ends_at, *(x[0][a] for a in op["axes"]))
             kept = op.get("keepdims", False)
             result = tuple(
                 () if i in op["axes"] else d
-                for i, d in enumerate(x[0]) if kept or i not in op["axes"]
+                for i, d in enumerate(x[0])
+                if kept or i not in op["axes"]
             )
         elif kind == "concat":
             axis = op["axis"]
@@ -222,7 +227,9 @@ def _sliced(solver: _Solver, op: dict[str, Any], i: int, dim: Dim, size: int) ->
     return new
 
 
-def shard(document: dict[str, Any], factors: Factors, split: Mapping[Factor, int]) -> dict[str, Any]:
+def shard(
+    document: dict[str, Any], factors: Factors, split: Mapping[Factor, int]
+) -> dict[str, Any]:
     """The document of one shard: factor f is split over ``split[f]`` devices."""
     types = types_of(document)
 

@@ -21,6 +21,7 @@ from jax.experimental.custom_partitioning import (
     SdyShardingRule,
     custom_partitioning,
 )
+from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
 from lawson import _core
@@ -161,17 +162,19 @@ run_p.multiple_results = True
 run_p.def_impl(functools.partial(_jax.apply_primitive, run_p))
 
 
-@run_p.def_abstract_eval
 def _run_abstract(*avals: Any, code: Compiled) -> list[Any]:
     return _jax.results_like([_jax.plain(r) for r in code.results], avals)
+
+
+run_p.def_abstract_eval(_run_abstract)
 
 
 def _lower_run(ctx: Any, *operands: Any, code: Compiled) -> list[Any]:
     values: dict[str, Any] = dict(zip(code.inputs, operands))
     for part in code.parts:
         inputs = [item["name"] for item in part.document["inputs"]]
-        lower = _call if isinstance(part, Kernel) else _glue
-        results = lower(ctx, part, [values[n] for n in inputs])
+        given = [values[n] for n in inputs]
+        results = _call(ctx, part, given) if isinstance(part, Kernel) else _glue(ctx, part, given)
         values.update(zip(part.document["outputs"], results))
     return [values[n] for n in code.outputs]
 
@@ -213,7 +216,7 @@ def _call(ctx: Any, item: Kernel, operands: Sequence[Any], **more: Any) -> list[
 
 
 for _platform in ("cpu", "cuda"):
-    _jax.mlir.register_lowering(run_p, _lower_run, platform=_platform)
+    mlir.register_lowering(run_p, _lower_run, platform=_platform)
 
 
 # ---- the primitive -----------------------------------------------------------------------------
@@ -224,9 +227,11 @@ fusion_p.def_impl(functools.partial(_jax.apply_primitive, fusion_p))
 _jax.needs_devices(fusion_p)
 
 
-@fusion_p.def_abstract_eval
 def _abstract(*avals: Any, program: Program) -> list[Any]:
     return _jax.results_like(program.out_avals, avals)
+
+
+fusion_p.def_abstract_eval(_abstract)
 
 
 def bind(program: Program, *operands: Any) -> list[Any]:
@@ -269,10 +274,10 @@ def _lower_elsewhere(ctx: Any, *operands: Any, program: Program) -> list[Any]:
 
 
 for _platform in ("cpu", "cuda"):
-    _jax.mlir.register_lowering(
+    mlir.register_lowering(
         fusion_p, functools.partial(_lower, platform=_platform), platform=_platform
     )
-_jax.mlir.register_lowering(fusion_p, _lower_elsewhere)
+mlir.register_lowering(fusion_p, _lower_elsewhere)
 
 
 # ---- transformations ---------------------------------------------------------------------------
@@ -300,12 +305,12 @@ def _jvp(primals: Sequence[Any], tangents: Sequence[Any], *, program: Program) -
 def _transpose(cotangents: Sequence[Any], *args: Any, program: Program) -> list[Any]:
     count = len(args) - program.linear
     primals, linear = args[:count], args[count:]
-    if any(_jax.ad.is_undefined_primal(p) for p in primals):
+    if any(ad.is_undefined_primal(p) for p in primals):
         raise NotImplementedError(
             f"fusion '{program.name}' cannot be transposed by arguments that it is not linear in"
         )
     of = tuple(i for i, c in enumerate(cotangents) if not _jax.is_zero(c))
-    found = [_jax.ad.Zero(x.aval) if _jax.ad.is_undefined_primal(x) else None for x in linear]
+    found = [_jax.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in linear]
     if of:
         given = [cotangents[i] for i in of]
         back = bind(program.transposed(of), *primals, *given)
@@ -313,9 +318,9 @@ def _transpose(cotangents: Sequence[Any], *args: Any, program: Program) -> list[
     return [None] * count + found
 
 
-_jax.batching.primitive_batchers[fusion_p] = _batch
-_jax.ad.primitive_jvps[fusion_p] = _jvp
-_jax.ad.primitive_transposes[fusion_p] = _transpose
+batching.primitive_batchers[fusion_p] = _batch
+ad.primitive_jvps[fusion_p] = _jvp
+ad.primitive_transposes[fusion_p] = _transpose
 
 
 # ---- several devices ---------------------------------------------------------------------------
@@ -327,7 +332,7 @@ def _partitioned(program: Program, code: Compiled, platform: str) -> Any:
     factors = factors_of(document)
 
     def one_device(*operands: Any) -> list[Any]:
-        return run_p.bind(*operands, code=code)
+        return list(run_p.bind(*operands, code=code))
 
     one_device.__name__ = program.name
     function = custom_partitioning(one_device)
@@ -345,7 +350,7 @@ def _partitioned(program: Program, code: Compiled, platform: str) -> Any:
         ]
 
         def one_of_them(*operands: Any) -> list[Any]:
-            results = run_p.bind(*operands, code=part)
+            results = list(run_p.bind(*operands, code=part))
             for i, name in enumerate(code.outputs):
                 summed = sorted(factors.partial.get(name, ()) & specs.keys())
                 if summed:

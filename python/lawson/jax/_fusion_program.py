@@ -10,7 +10,7 @@ import dataclasses
 import json
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any
+from typing import Any, TypeVar, cast
 
 import jax
 import jax.numpy as jnp
@@ -21,6 +21,8 @@ from lawson.jax import _jax
 from lawson.jax._fusion_shapes import operands_of, output_names, results_of, with_outputs
 from lawson.jax._fusion_tidy import tidied
 from lawson.jax._trace import Output, Trace, trace
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,12 +91,12 @@ class Program:
     def out_avals(self) -> list[Any]:
         return [_jax.plain(a) for a in self.jaxpr.out_avals]
 
-    def once(self, key: Hashable, make: Callable[[], Any]) -> Any:
+    def once(self, key: Hashable, make: Callable[[], T]) -> T:
         """``make()``, the first time that it is asked for under this key."""
         with self._lock:
             if key not in self._once:
                 self._once[key] = make()
-            return self._once[key]
+            return cast(T, self._once[key])
 
     def call(self, *args: Any) -> list[Any]:
         """The function as JAX defines it, for tracing."""
@@ -147,9 +149,7 @@ class Program:
                 origin = dataclasses.replace(origin, forward=forward)
             else:
                 origin = None
-        return self._derived(
-            function, avals, self.labels, linear=self.linear, gradient_of=origin
-        )
+        return self._derived(function, avals, self.labels, linear=self.linear, gradient_of=origin)
 
     def depends(self, dims: tuple[int | None, ...]) -> list[bool]:
         """Of each result: whether it depends on an argument whose entry is not None."""
@@ -175,7 +175,11 @@ class Program:
         avals = [*self.in_avals, *(self.in_avals[i] for i in wrt)]
         labels = [*self.labels, *(f"t_{self.labels[i]}" for i in wrt)]
         return self._derived(
-            function, avals, labels, linear=len(wrt), suffix="jvp",
+            function,
+            avals,
+            labels,
+            linear=len(wrt),
+            suffix="jvp",
             tangent_of=Origin(self, wrt, tuple(self.float_results)),
         )
 
@@ -215,15 +219,16 @@ class Program:
 
         labels += [f"d_result{i}" for i in of]
         return self._derived(
-            function, [*self.in_avals[:count], *cotangents], labels, suffix="backward",
+            function,
+            [*self.in_avals[:count], *cotangents],
+            labels,
+            suffix="backward",
             gradient_of=origin,
         )
 
     @property
     def float_results(self) -> list[int]:
-        return [
-            i for i, a in enumerate(self.out_avals) if jnp.issubdtype(a.dtype, jnp.floating)
-        ]
+        return [i for i, a in enumerate(self.out_avals) if jnp.issubdtype(a.dtype, jnp.floating)]
 
     def _of(self, primals: Sequence[Any], wrt: Sequence[int]) -> Callable[..., Any]:
         def function(*changed: Any) -> list[Any]:
@@ -249,8 +254,14 @@ class Program:
         name = f"{stem}.{suffix}" if suffix else stem
         jaxpr, _ = traced(function, avals)
         return Program(
-            jaxpr, name, labels, self.settings, linear=linear, tangent_of=tangent_of,
-            gradient_of=gradient_of, is_derived=self.is_derived or bool(suffix),
+            jaxpr,
+            name,
+            labels,
+            self.settings,
+            linear=linear,
+            tangent_of=tangent_of,
+            gradient_of=gradient_of,
+            is_derived=self.is_derived or bool(suffix),
         )
 
 

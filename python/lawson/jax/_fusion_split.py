@@ -131,7 +131,8 @@ def _groups(slices: list[dict[str, Any]]) -> Iterator[list[dict[str, Any]]]:
     left = list(slices)
     while left:
         first, *left = left
-        group, rest = [first], []
+        group = [first]
+        rest: list[dict[str, Any]] = []
         for other in left:
             shared = any(_heavy(s) & _heavy(other) for s in group)
             apart = all(not _reads(s, other) and not _reads(other, s) for s in group)

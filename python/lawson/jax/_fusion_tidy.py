@@ -46,9 +46,9 @@ class _Rewrites:
             return None
         kind, before, (name,) = op["op"], maker["op"], results_of(op)
         alone = self.uses[names[0]] == 1
-        if before.startswith("reduce_") and alone and maker.get("keepdims"):
-            if kind == "reshape" and self._drops_kept(op, maker):
-                return name, [{**maker, "out": name, "keepdims": False}]
+        keeps = before.startswith("reduce_") and alone and bool(maker.get("keepdims"))
+        if keeps and kind == "reshape" and self._drops_kept(op, maker):
+            return name, [{**maker, "out": name, "keepdims": False}]
         if kind == "convert" and before in _VIEWS and alone and not self._is_view(names[0]):
             early = f"{name}.early"
             return name, [
@@ -76,6 +76,4 @@ class _Rewrites:
 
     def _drops_kept(self, op: _Op, maker: _Op) -> bool:
         kept = self.types[operands_of(op)[0]].shape
-        return tuple(op["shape"]) == tuple(
-            n for i, n in enumerate(kept) if i not in maker["axes"]
-        )
+        return tuple(op["shape"]) == tuple(n for i, n in enumerate(kept) if i not in maker["axes"])

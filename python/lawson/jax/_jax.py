@@ -12,15 +12,15 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax._src import ad_util as _ad_util
 from jax._src import config as _config
 from jax._src import core as _core
 from jax._src import dispatch as _dispatch
 from jax._src import source_info_util as _source_info
 from jax._src import util as _util
-from jax._src.interpreters import ad as ad
-from jax._src.interpreters import batching as batching
-from jax._src.interpreters import mlir as mlir
+from jax._src.interpreters import mlir as _mlir
 
+Zero: Any = _ad_util.Zero
 Primitive = _core.Primitive
 apply_primitive = _dispatch.apply_primitive
 eval_jaxpr = _core.eval_jaxpr
@@ -54,10 +54,7 @@ def has_derivative_rule(eqn: Any) -> bool:
 
 def source_line(eqn: Any) -> str:
     """``file.py:12``, where the user's code wrote the equation; "" where that is not known."""
-    try:
-        text = _source_info.summarize(eqn.source_info)
-    except Exception:  # a message is not worth an error
-        return ""
+    text = _source_info.summarize(eqn.source_info)
     path, _, rest = text.partition(":")
     line = rest.split(" ")[0].split(":")[0]
     return f"{os.path.basename(path)}:{line}"[-240:] if line.isdigit() else ""
@@ -95,8 +92,8 @@ def plain(aval: Any) -> Any:
 
 def results_like(avals: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     """Avals of results that vary over the manual mesh axes that some operand varies over."""
-    varying = [getattr(a, "mat", None) for a in operands]
-    varying = [m for m in varying if m is not None and m.varying]
+    types: list[Any] = [getattr(a, "mat", None) for a in operands]
+    varying = [m for m in types if m is not None and m.varying]
     if not varying:
         return [plain(a) for a in avals]
     axes = frozenset().union(*(m.varying for m in varying))
@@ -107,15 +104,15 @@ def results_like(avals: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
 
 def vary_alike(operands: Sequence[Any]) -> Sequence[Any]:
     """In a shard_map: operands that vary over fewer axes than others are made to vary over all."""
-    return _core.auto_insert_reshard(*operands)
+    return list(_core.auto_insert_reshard(*operands))
 
 
 def zero_tangent(value: Any) -> Any:
-    return ad.p2tz(value)
+    return Zero(jax.typeof(value).to_tangent_aval())
 
 
 def is_zero(tangent: Any) -> bool:
-    return type(tangent) is ad.Zero
+    return type(tangent) is Zero
 
 
 # ---- lowering ----------------------------------------------------------------------------------
@@ -138,7 +135,7 @@ def needs_devices(primitive: Any) -> None:
 
 
 def lower_function(ctx: Any, function: Callable[..., Any], operands: Sequence[Any]) -> Any:
-    return mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
+    return _mlir.lower_fun(function, multiple_results=True)(ctx, *operands)
 
 
 def plain_context(ctx: Any, operands: Sequence[Any], results: Sequence[Any]) -> Any:
@@ -148,12 +145,12 @@ def plain_context(ctx: Any, operands: Sequence[Any], results: Sequence[Any]) -> 
 
 def constant(value: Any, aval: Any) -> Any:
     """A number in all of an array."""
-    return mlir.ir_constant(np.full(aval.shape, value, aval.dtype))
+    return _mlir.ir_constant(np.full(aval.shape, value, aval.dtype))
 
 
 def definition(ctx: Any, operands: Sequence[Any], name: str, jaxpr: Any) -> list[str]:
     """A private function of the module that is `jaxpr`: its name, for `called_computations`."""
-    results = mlir.core_call_lowering(ctx, *operands, name=name, call_jaxpr=jaxpr)
+    results = _mlir.core_call_lowering(ctx, *operands, name=name, call_jaxpr=jaxpr)
     call = results[0].owner
     symbol = str(call.attributes["callee"].value)
     call.erase()

@@ -116,14 +116,14 @@ class Walk:
 
     # ---- the walk ----------------------------------------------------------------------------
 
-    def jaxpr(self, jaxpr: Any, consts: Sequence[Operand], args: Sequence[Operand]) -> list[Operand]:
+    def jaxpr(
+        self, jaxpr: Any, consts: Sequence[Operand], args: Sequence[Operand]
+    ) -> list[Operand]:
         values: dict[Any, Operand] = {}
         values.update(zip(jaxpr.constvars, consts))
         values.update(zip(jaxpr.invars, args))
         for eqn in jaxpr.eqns:
-            operands = [
-                self.literal(v) if _jax.is_literal(v) else values[v] for v in eqn.invars
-            ]
+            operands = [self.literal(v) if _jax.is_literal(v) else values[v] for v in eqn.invars]
             results = self.equation(eqn, operands)
             values.update(zip(eqn.outvars, results))
         return [self.literal(v) if _jax.is_literal(v) else values[v] for v in jaxpr.outvars]
@@ -197,9 +197,7 @@ def nearest_form(primitive: str) -> str:
     return near[0] if near else "this part outside of the fusion, or split in two fusions"
 
 
-def trace(
-    jaxpr: Any, name: str, argument_names: Sequence[str], *, strict: bool = False
-) -> Trace:
+def trace(jaxpr: Any, name: str, argument_names: Sequence[str], *, strict: bool = False) -> Trace:
     """The graph of a closed jaxpr without consts.
 
     ``argument_names``: one per flat argument; the graph's inputs have these names, and intermediate

@@ -21,8 +21,11 @@ _COMMUTES = {"add", "mul"}
 # A pattern: "x" (the same operand everywhere), a number, "alpha" (any constant), or (op, *patterns).
 _SQRT_2_OVER_PI = math.sqrt(2 / math.pi)
 _CUBE = ("mul", ("mul", "x", "x"), "x")
-_GELU_TANH = ("add", 1.0, ("tanh", ("mul", _SQRT_2_OVER_PI,
-                                    ("add", "x", ("mul", 0.044715, _CUBE)))))
+_GELU_TANH = (
+    "add",
+    1.0,
+    ("tanh", ("mul", _SQRT_2_OVER_PI, ("add", "x", ("mul", 0.044715, _CUBE)))),
+)
 _ERFS = (
     ("sub", 1.0, ("erf", ("mul", ("neg", "x"), math.sqrt(0.5)))),
     ("add", 1.0, ("erf", ("mul", "x", math.sqrt(0.5)))),
@@ -44,11 +47,20 @@ _IDIOMS: list[tuple[str, Any]] = [
     *(("gelu_tanh", p) for p in _halved(_GELU_TANH)),
     *(("gelu", p) for erf in _ERFS for p in _halved(erf)),
     # jax.nn.softplus is logaddexp(x, 0), with a way around infinities minus themselves
-    ("softplus", ("select", ("compare_ne", "x", "x"), ("add", "x", 0.0),
-                  ("add", ("max", "x", 0.0), ("log1p", ("exp", ("neg", ("abs", "x"))))))),
+    (
+        "softplus",
+        (
+            "select",
+            ("compare_ne", "x", "x"),
+            ("add", "x", 0.0),
+            ("add", ("max", "x", 0.0), ("log1p", ("exp", ("neg", ("abs", "x"))))),
+        ),
+    ),
     ("elu", ("select", _POSITIVE, "x", ("expm1", ("select", _POSITIVE, 0.0, "x")))),
-    ("elu", ("select", _POSITIVE, "x",
-             ("mul", "alpha", ("expm1", ("select", _POSITIVE, 0.0, "x"))))),
+    (
+        "elu",
+        ("select", _POSITIVE, "x", ("mul", "alpha", ("expm1", ("select", _POSITIVE, 0.0, "x")))),
+    ),
 ]
 
 
@@ -61,7 +73,7 @@ class _Match:
         if isinstance(pattern, float):
             if not isinstance(x, Const) or not is_float(x.dtype):
                 return False
-            eps = float(ml_dtypes.finfo(numpy_dtype(x.dtype)).eps)
+            eps = float(ml_dtypes.finfo(numpy_dtype(x.dtype)).eps)  # type: ignore[no-untyped-call]
             return abs(x.number - pattern) <= eps * abs(pattern)
         if pattern == "alpha":
             self.bound["alpha"] = x

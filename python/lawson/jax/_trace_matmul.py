@@ -63,8 +63,12 @@ def _dot_general(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
     left = _operand(walk, a, [*batch_a, *free_a, *contract_a], batch, [math.prod(rows), depth])
     right = _operand(walk, b, [*batch_b, *contract_b, *free_b], batch, [depth, math.prod(columns)])
     shape = (*batch, math.prod(rows), math.prod(columns))
-    stored = tuple(max(p, q) if 0 not in (p, q) else 0
-                   for p, q in zip(left.stored[:-2], right.stored[:-2])) + shape[-2:]
+    stored = (
+        tuple(
+            max(p, q) if 0 not in (p, q) else 0 for p, q in zip(left.stored[:-2], right.stored[:-2])
+        )
+        + shape[-2:]
+    )
     product = walk.emit.emit("matmul", (left, right), out, stored, shape)
     return walk.emit.reshape(product, (*batch, *rows, *columns))
 

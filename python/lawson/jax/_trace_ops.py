@@ -19,7 +19,6 @@ from lawson.jax._trace_values import (
     Operand,
     Value,
     const,
-    dtype_name,
     integer_bounds,
     is_float,
 )
@@ -135,10 +134,12 @@ def pointwise(walk: Walk, op: str, operands: list[Operand], **attributes: Any) -
 def _integral(x: Operand) -> bool:
     if isinstance(x, Value):
         return x.integral or not is_float(x.dtype)
-    return np.isfinite(x.number) and x.number == np.rint(x.number)
+    return bool(np.isfinite(x.number) and x.number == np.rint(x.number))
 
 
-_SAME_NAME = "add sub mul div max min neg exp log log1p expm1 sqrt rsqrt sin cos tan tanh ceil floor sign"
+_SAME_NAME = (
+    "add sub mul div max min neg exp log log1p expm1 sqrt rsqrt sin cos tan tanh ceil floor sign"
+)
 _RENAMED = {"rem": "mod", "logistic": "sigmoid", "add_any": "add"}
 
 
@@ -312,11 +313,11 @@ def _select_n(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
 @rule("clamp")
 def _clamp(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
     low, x, high = operands
-    if is_float(x.dtype) and isinstance(low, Const) and isinstance(high, Const):
-        if np.isfinite([low.number, high.number]).all() and low.number <= high.number:
-            walk.rounds_gradient("clamp")  # JAX has 0 at both ends
-            return pointwise(walk, "clamp", [x], min=low.number, max=high.number)
-    walk.rounds_gradient("clamp")
+    walk.rounds_gradient("clamp")  # JAX has 0 at both ends
+    if isinstance(low, Const) and isinstance(high, Const) and is_float(x.dtype):
+        ends = (low.number, high.number)
+        if np.isfinite(ends).all() and ends[0] <= ends[1]:
+            return pointwise(walk, "clamp", [x], min=ends[0], max=ends[1])
     return pointwise(walk, "min", [pointwise(walk, "max", [x, low]), high])
 
 
@@ -352,9 +353,7 @@ def converted(walk: Walk, x: Operand, dtype: str) -> Operand:
             f"{x.dtype} to {dtype} wraps around in JAX, and saturates here",
             f"bring the values into the range of {dtype} first, with jnp.clip",
         )
-    return dataclasses.replace(
-        walk.emit.pointwise("convert", [x], dtype), bounds=(low, high)
-    )
+    return dataclasses.replace(walk.emit.pointwise("convert", [x], dtype), bounds=(low, high))
 
 
 @rule("convert_element_type")
@@ -370,6 +369,17 @@ def _reduce_precision(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
     if through is None:
         walk.refuse(f"{bits[0]} bits of exponent and {bits[1]} of mantissa", "those of f16 or bf16")
     return converted(walk, converted(walk, x, str(through)), x.dtype)
+
+
+@rule("dce_sink")
+def _nothing(walk: Walk, eqn: Any, operands: list[Operand]) -> list[Operand]:
+    return []
+
+
+@rule("empty", "empty2")
+def _empty(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
+    aval = eqn.outvars[0].aval
+    return const(0, walk.dtype(aval.dtype), tuple(aval.shape))  # any value is right
 
 
 @rule("copy", "copy_p", "name", "optimization_barrier", "pvary", "reduced_vary_cast_p",
@@ -416,9 +426,10 @@ def _slice(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
 def _dynamic_slice(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
     x, *at = operands
     sizes = eqn.params["slice_sizes"]
-    if not all(isinstance(i, Const) for i in at):
+    known = [int(i.number) for i in at if isinstance(i, Const)]
+    if len(known) < len(at):
         walk.refuse("a start that is not known while tracing", "a slice with constant bounds")
-    starts = [min(max(int(i.number), 0), n - k) for i, n, k in zip(at, x.shape, sizes)]
+    starts = [min(max(i, 0), n - k) for i, n, k in zip(known, x.shape, sizes)]
     limits = tuple(s + k for s, k in zip(starts, sizes))
     return walk.emit.slice(x, tuple(starts), limits, (1,) * len(starts))
 
@@ -475,11 +486,14 @@ def _pad(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
     for axis, (low, high, interior) in enumerate(eqn.params["padding_config"]):
         if interior and x.shape[axis] > 1:
             x = _spread(walk, x, filling, axis, interior)
-        bounds = [slice(max(-low, 0), n - max(-high, 0)) if i == axis else slice(0, n)
-                  for i, n in enumerate(x.shape)]
+        bounds = [
+            slice(max(-low, 0), n - max(-high, 0)) if i == axis else slice(0, n)
+            for i, n in enumerate(x.shape)
+        ]
         if low < 0 or high < 0:
-            x = walk.emit.slice(x, tuple(b.start for b in bounds), tuple(b.stop for b in bounds),
-                                (1,) * len(bounds))
+            x = walk.emit.slice(
+                x, tuple(b.start for b in bounds), tuple(b.stop for b in bounds), (1,) * len(bounds)
+            )
         parts = []
         for size in (low, None, high):
             if size is None:
@@ -517,13 +531,8 @@ def _iota(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
 
 # ---- reductions --------------------------------------------------------------------------------
 
-_REDUCTIONS = {
-    "reduce_sum": "reduce_sum", "reduce_max": "reduce_max", "reduce_min": "reduce_min",
-    "reduce_prod": "reduce_prod",
-}  # fmt: skip
 
-
-@rule(*_REDUCTIONS)
+@rule("reduce_sum", "reduce_max", "reduce_min", "reduce_prod")
 def _reduce(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
     return reduced(walk, eqn.primitive.name, operands[0], eqn.params["axes"])
 
@@ -550,8 +559,9 @@ def reduced(walk: Walk, op: str, x: Operand, axes: Any) -> Operand:
         x = walk.emit.whole(x)
     stored = tuple(n for i, n in enumerate(x.stored) if i not in axes)
     out = walk.emit.emit(op, (x,), x.dtype, stored, shape, axes=axes)
-    return dataclasses.replace(out, integral=extremum and x.integral,
-                               bounds=x.bounds if extremum else None)
+    return dataclasses.replace(
+        out, integral=extremum and x.integral, bounds=x.bounds if extremum else None
+    )
 
 
 def _merged_axes(base: tuple[int, ...], shape: tuple[int, ...], axes: list[int]) -> list[int]:

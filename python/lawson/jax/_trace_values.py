@@ -35,12 +35,12 @@ _NUMPY = {name: dtype for dtype, name in _DTYPES.items()}
 _LIMITS = {"i64": 63, "i32": 31, "i8": 7, "i4": 3}
 
 # Ops that compute each element from the elements at the same place.
-POINTWISE = frozenset(
-    "convert add sub mul div pow min max mod neg abs exp log log1p expm1 sqrt rsqrt reciprocal sin "
-    "cos tan tanh erf ceil floor round sign sigmoid relu leaky_relu relu6 elu softplus silu gelu "
-    "gelu_tanh compare_eq compare_ne compare_lt compare_le compare_gt compare_ge and or not select "
-    "clamp".split()
-)
+_NAMES = """
+convert add sub mul div pow min max mod neg abs exp log log1p expm1 sqrt rsqrt reciprocal sin cos tan
+tanh erf ceil floor round sign sigmoid relu leaky_relu relu6 elu softplus silu gelu gelu_tanh
+compare_eq compare_ne compare_lt compare_le compare_gt compare_ge and or not select clamp
+"""
+POINTWISE = frozenset(_NAMES.split())
 
 
 def dtype_name(dtype: Any) -> str | None:
@@ -206,7 +206,9 @@ class Emitter:
             return log.name if number < 0 else self.emit("neg", (log,), "f64", ()).name
         return self.emit("constant", (), x.dtype, (), value=float(np.copysign(1e308, number))).name
 
-    def pointwise(self, op: str, operands: Sequence[Operand], dtype: str, **attributes: Any) -> Value:
+    def pointwise(
+        self, op: str, operands: Sequence[Operand], dtype: str, **attributes: Any
+    ) -> Value:
         """A pointwise op; its result is stored only as large as its operands are."""
         folded = self._folded(operands)
         if folded is not None:
@@ -274,7 +276,8 @@ class Emitter:
         if x.stored == x.shape:
             return x
         return dataclasses.replace(
-            x, name=self.emit("broadcast", (x,), x.dtype, x.shape, to=list(x.shape)).name,
+            x,
+            name=self.emit("broadcast", (x,), x.dtype, x.shape, to=list(x.shape)).name,
             stored=x.shape,
         )
 
@@ -345,8 +348,9 @@ class Emitter:
             (base,) = made.operands
             assert isinstance(base, Value)
             inner = made.attributes["perm"]
-            return self._turned(dataclasses.replace(base, shape=base.stored),
-                                tuple(inner[i] for i in perm))
+            return self._turned(
+                dataclasses.replace(base, shape=base.stored), tuple(inner[i] for i in perm)
+            )
         if made is not None and made.op == "broadcast":
             turned = self._turned_operand(made.operands[0], perm, len(perm))
             return self.emit("broadcast", (turned,), x.dtype, stored, to=list(stored))
@@ -380,8 +384,14 @@ class Emitter:
         if stored == x.stored:
             return dataclasses.replace(x, shape=shape)
         out = self.emit(
-            "slice", (x,), x.dtype, stored, shape,
-            start=[a[0] for a in at], limit=[a[1] for a in at], stride=[a[2] for a in at],
+            "slice",
+            (x,),
+            x.dtype,
+            stored,
+            shape,
+            start=[a[0] for a in at],
+            limit=[a[1] for a in at],
+            stride=[a[2] for a in at],
         )
         return dataclasses.replace(out, integral=x.integral, bounds=x.bounds)
 
