@@ -140,6 +140,7 @@ class Cache(Case):
                 (("frob",), ("'frob'", "list", "import")),
                 (("prune",), ("--to-size", "--older-than", "--all")),
                 (("prune", "--to-size", "much"), ("--to-size", "much")),
+                (("prune", "--to-size", "-1"), ("--to-size", "'-1' is not a size")),
                 (("prune", "--older-than", "3 weeks"), ("--older-than", "weeks")),
                 (("prune", "--older-than", "3"), ("--older-than",)),
                 (("export",), ("bundle", "required")),

@@ -203,7 +203,8 @@ CLI::Validator converting(const CLI::Validator& conversion, const std::string& e
   const auto convert = [conversion, expected](std::string& text) {
     const std::string given = text;
     try {
-      if (conversion(text).empty()) return std::string{};
+      // A minus would be read as a very large number.
+      if (!given.starts_with('-') && conversion(text).empty()) return std::string{};
     } catch (const CLI::ValidationError&) {  // said below
     }
     return fmt::format("'{}' is not {}", given, expected);
