@@ -318,6 +318,10 @@ class Emitter:
     def broadcast_in_dim(self, x: Operand, shape: Shape, dims: Sequence[int]) -> Operand:
         if isinstance(x, Const) or not x.stored:
             return dataclasses.replace(x, shape=shape)
+        order = sorted(range(len(dims)), key=lambda i: dims[i])
+        if order != list(range(len(dims))):
+            turned = self.transpose(x, order)
+            return self.broadcast_in_dim(turned, shape, [dims[i] for i in order])
         x = self.aligned(x)
         stored = [1] * len(shape)
         for size, dim in zip(x.stored, dims):
