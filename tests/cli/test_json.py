@@ -51,6 +51,10 @@ class OnCpu(Schema):
         verdict = self.expect(0, "probe", "-", "--target", "cpu", "--json", stdin=text).json
         self.assertEqual(verdict["verdict"], "supported")
 
+    def test_no_engine_was_asked(self):
+        out = self.expect(1, "probe", self.write("a.json", refused()), "--target", "cpu").out
+        self.assertTrue(out.startswith("unsupported  test  on cpu · cpu · judged, live\n"), out)
+
     def test_no_is_1(self):
         spec = self.write("a.json", refused())
         verdict = self.expect(1, "probe", spec, "--target", "cpu", "--json").json
