@@ -367,6 +367,7 @@ CASES = [
     Case("dropout", dropout="key", h=4, g=2, mask="causal"),
     Case("dropout-mask", dropout="mask", bias=(1, 4, 9, 9), lse=False),
     Case("ragged", b=3, layout="thd", mask="causal", h=4, g=2),
+    Case("ragged-many", b=40, s=30, t=30, layout="thd", mask="causal", h=2, g=1, d=8, e=8),
     Case("ragged-gaps", b=3, layout="thd", gaps=True, s=7, t=11, sink=True),
     Case(
         "ragged-right", b=3, layout="thd", s=7, t=11, mask="padding_causal_bottom_right", lse=False

@@ -266,6 +266,20 @@ def test_empty_batches_and_sequences() -> None:
     assert (
         jax.grad(lambda q: dot_product_attention(q, k[:, :0], k[:, :0]).sum())(q).shape == q.shape
     )
+    nothing = jnp.zeros((0, 2, 8))
+    for tokens in (q[0], nothing):  # ragged: without a key, and without anything
+        o, lse = attention(
+            tokens,
+            nothing,
+            nothing,
+            layout="thd",
+            cu_seqlens_q=jnp.array([0, tokens.shape[0]]),
+            cu_seqlens_kv=jnp.array([0, 0]),
+            max_seqlen_q=4,
+            max_seqlen_kv=4,
+            return_lse=True,
+        )
+        assert o.shape == tokens.shape and np.all(np.asarray(o) == 0) and np.all(np.isneginf(lse))
 
 
 # ---- gradients ---------------------------------------------------------------------------------
