@@ -21,7 +21,8 @@ struct Question {
 };
 
 // What is done about a row's graphs.
-enum class Remedy { bar, full_lengths, expand_bias, clear_rows, scale_sink_gradient };
+// told: compiling the plan finds out.
+enum class Remedy { bar, told, full_lengths, expand_bias, clear_rows, scale_sink_gradient };
 
 struct Row {
   int first_version;
@@ -214,6 +215,13 @@ constexpr std::array kRows{
           return q.attention == nullptr && widens_bytes_to_f32(q.graph) != nullptr;
         },
         widens_bytes_to_f32},
+    Row{0, kOpen, "chained-product", kMeasured, "in", Remedy::told,
+        "cuDNN accepts a matmul of another matmul's result, and the kernel that it writes does not "
+        "compile: a verdict that is built says no; make them two graphs",
+        [](const Question& q) {
+          return q.attention == nullptr && chained_product(q.graph) != nullptr;
+        },
+        chained_product},
     // Depend on the lengths' values, which no plan knows.
     Row{0, kOpen, "decode-empty-query", kMeasured, "seqlens_q", Remedy::clear_rows,
         "with seqlen_q = 1 cuDNN ignores the query lengths: the row of a sequence of length 0 is "
@@ -264,7 +272,8 @@ Repairs repairs_for(const ir::Graph& graph, const Device& device, int cudnn_vers
   const Question question{graph, facts ? &*facts : nullptr, device.compute_capability};
   Repairs repairs;
   for (const Row& row : kRows) {
-    if (row.remedy == Remedy::bar || !concerns(row, question, cudnn_version)) continue;
+    const bool changes = row.remedy != Remedy::bar && row.remedy != Remedy::told;
+    if (!changes || !concerns(row, question, cudnn_version)) continue;
     repairs.full_lengths |= row.remedy == Remedy::full_lengths;
     repairs.expand_bias |= row.remedy == Remedy::expand_bias;
     repairs.scale_sink_gradient |= row.remedy == Remedy::scale_sink_gradient;

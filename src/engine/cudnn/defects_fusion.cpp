@@ -118,6 +118,17 @@ const ir::Node* mixes_unaligned_operand(const ir::Graph& graph) {
   return nullptr;
 }
 
+const ir::Node* chained_product(const ir::Graph& graph) {
+  const auto made = made_from(graph, [](const ir::Node& node) { return is_product(node.op); });
+  for (const ir::Node& node : graph.nodes) {
+    const bool reads = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ir::TensorId id) {
+      return id != ir::kNone && made[at(id)];
+    });
+    if (is_product(node.op) && reads) return &node;
+  }
+  return nullptr;
+}
+
 const ir::Node* has_products_of_two_depths(const ir::Graph& graph) {
   const ir::Node* first = nullptr;
   for (const ir::Node& node : graph.nodes) {

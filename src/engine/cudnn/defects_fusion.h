@@ -11,6 +11,8 @@ const ir::Node* repeats_a_vector(const ir::Graph& graph);
 // A matmul with an operand that is computed inside the fusion from an 8-bit input with unaligned
 // rows.
 const ir::Node* mixes_unaligned_operand(const ir::Graph& graph);
+// A matmul of what is made from another one's result.
+const ir::Node* chained_product(const ir::Graph& graph);
 // A matmul beside another one, neither made from the other, with a K of its own.
 const ir::Node* has_products_of_two_depths(const ir::Graph& graph);
 // An operation whose result has more batches than every product that it is made from.

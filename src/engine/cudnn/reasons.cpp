@@ -9,6 +9,7 @@
 #include <regex>
 #include <string_view>
 
+#include "engine/cudnn/defects_fusion.h"
 #include "engine/cudnn/facts.h"
 #include "engine/cudnn/loader.h"
 
@@ -454,22 +455,6 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
   return reasons;
 }
 
-// A product of which an operand is made from another product's result.
-const ir::Node* find_chained_product(const ir::Graph& graph) {
-  std::vector<bool> made(graph.tensors.size(), false);  // from a product's result
-  for (const ir::Node& node : graph.nodes) {
-    const bool reads = std::any_of(node.inputs.begin(), node.inputs.end(), [&](ir::TensorId id) {
-      return id != ir::kNone && made[static_cast<std::size_t>(id)];
-    });
-    const bool product = std::holds_alternative<ir::Matmul>(node.op);
-    if (product && reads) return &node;
-    for (const ir::TensorId id : node.outputs) {
-      if (id != ir::kNone && (product || reads)) made[static_cast<std::size_t>(id)] = true;
-    }
-  }
-  return nullptr;
-}
-
 // "x has strides [128, 2]: ..." for a matrix of which neither rows nor columns are contiguous.
 std::string scattered_operand(const ir::Graph& graph) {
   for (const ir::Node& node : graph.nodes) {
@@ -500,7 +485,7 @@ Reason build_reason(const StageError& failure, const std::string& subject, const
                         failure.text.empty() ? "no text" : first_line(failure.text)),
             ""};
   }
-  const ir::Node* chained = find_chained_product(graph);
+  const ir::Node* chained = chained_product(graph);
   std::string cause = scattered_operand(graph);
   if (chained != nullptr) {
     cause = "it is a matmul of another matmul's result: make them two graphs";

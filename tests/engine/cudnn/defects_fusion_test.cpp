@@ -47,11 +47,11 @@ TEST(FusionDefects, ProductsOfTwoDepths) {
   };
   EXPECT_EQ(sum(32), "products-of-two-depths");
   EXPECT_EQ(sum(96), "");
-  // One made from the other is no such pair; it does not compile, which is said elsewhere.
+  // One made from the other is no such pair: it does not compile.
   EXPECT_EQ(
       defect_of({in("a", "f16", {32, 96}), in("b", "f16", {96, 48}), in("d", "f16", {48, 16})},
                 {op("matmul", {"a", "b"}, "p"), op("matmul", {"p", "d"}, "y")}, {"y"}),
-      "");
+      "chained-product");
 }
 
 TEST(FusionDefects, AProductThatIsRepeatedOverTheBatch) {
