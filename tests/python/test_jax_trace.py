@@ -6,6 +6,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -225,6 +226,25 @@ def test_dot_general(name: str) -> None:
     assert ops_of(function, *args).count("matmul") == 1
 
 
+def test_scaled_matmul() -> None:
+    """MXFP8; XLA's CPU has no such op, so the reference is NumPy's."""
+    a, b = (f32(2, n, 64).astype(jnp.float8_e4m3fn) for n in (8, 4))
+    scales = [
+        jnp.asarray(2.0 ** RNG.integers(-3, 3, (2, n, 2)), jnp.float8_e8m0fnu) for n in (8, 4)
+    ]
+    fused = fusion(
+        lambda *args: jax.nn.scaled_matmul(*args, preferred_element_type=jnp.float32),
+        engines=["cpu"],
+    )
+    wide = [
+        np.asarray(x, np.float32) * np.repeat(np.asarray(s, np.float32), 32, -1)
+        for x, s in zip((a, b), scales, strict=True)
+    ]
+    want = np.einsum("bmk,bnk->bmn", *wide)
+    np.testing.assert_allclose(fused(a, b, *scales), want, rtol=1e-5, atol=1e-5)
+    assert "scaled_matmul" in inspect(fused)(a, b, *scales).graph.print()
+
+
 def test_views_of_operands_are_at_the_inputs() -> None:
     """Kernels rearrange inputs, and results on their way out; nothing in between."""
     ops = ops_of(lambda a, b: jnp.tanh(a + 1).T @ jnp.exp(b), X, Y)
@@ -309,7 +329,7 @@ def test_refusal_has_the_line_of_the_users_code() -> None:
         y = x * 2
         return jnp.sort(y)  # HERE
 
-    lines = open(__file__, encoding="utf-8").read().splitlines()
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     line = next(i for i, text in enumerate(lines, 1) if text.endswith("# HERE"))
     with pytest.raises(
         lawson.UnsupportedError, match=rf"'model': sort at test_jax_trace.py:{line}"
@@ -321,7 +341,7 @@ def test_ops_carry_their_lines() -> None:
     def model(x: Any) -> Any:
         return jnp.sin(x)  # THERE
 
-    lines = open(__file__, encoding="utf-8").read().splitlines()
+    lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     line = next(i for i, text in enumerate(lines, 1) if text.endswith("# THERE"))
     graph = inspect(fusion(model, engines=["cpu"]))(X).graph
     assert f"# test_jax_trace.py:{line}" in graph.print()

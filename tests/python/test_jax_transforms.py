@@ -107,7 +107,7 @@ def test_vjp_with_zero_cotangents() -> None:
     for pick in (0, 1):
         got = jax.grad(lambda x, w, pick=pick: fused(x, w)[pick].sum(), (0, 1))(X, W)
         close(got, jax.grad(lambda x, w, pick=pick: plain(x, w)[pick].sum(), (0, 1))(X, W))
-    out, back = jax.vjp(fused, X, W)
+    _, back = jax.vjp(fused, X, W)
     zero = np.zeros(X.shape, jax.dtypes.float0)
     close(back((jnp.ones((8, 4)), X, zero)), jax.vjp(plain, X, W)[1]((jnp.ones((8, 4)), X)))
 
@@ -364,3 +364,36 @@ def test_pmap() -> None:
         jax.pmap(cpu(mlp), in_axes=(0, None, None))(x, W, B),
         jax.vmap(mlp, (0, None, None))(x, W, B),
     )
+
+
+def test_explicit_axes() -> None:
+    """Where shardings are part of types, those of results follow from the operands."""
+    explicit = jax.make_mesh(
+        (4, 2), ("data", "model"), axis_types=(jax.sharding.AxisType.Explicit,) * 2
+    )
+    x = jax.device_put(X, NamedSharding(explicit, P("data")))
+    w = jax.device_put(W, NamedSharding(explicit, P(None, "model")))
+    fused = cpu(lambda x, w: (jnp.tanh(x @ w), x))
+
+    def together(x: Any, w: Any) -> Any:
+        y, same = fused(x, w)
+        assert jax.typeof(y).sharding.spec == P("data", "model")
+        assert jax.typeof(same).sharding.spec == P("data", None)
+        return y + jnp.tanh(x @ w)  # JAX refuses to add what is sharded otherwise
+
+    with jax.set_mesh(explicit):
+        close(jax.jit(together)(x, w), 2 * jnp.tanh(X @ W))
+        got = jax.jit(jax.grad(lambda x, w: together(x, w).sum(), (0, 1)))(x, w)
+        close(got, jax.grad(lambda x, w: 2 * jnp.tanh(x @ w).sum(), (0, 1))(X, W))
+
+
+def test_shard_map_over_some_axes() -> None:
+    plain = lambda x, w: jnp.tanh(x @ w)
+    some = jax.shard_map(
+        cpu(plain), mesh=mesh(), in_specs=(P("a"), P()), out_specs=P("a"), axis_names={"a"}
+    )
+    close(jax.jit(some)(X, W), plain(X, W))
+    unchecked = jax.shard_map(
+        cpu(plain), mesh=mesh(), in_specs=(P("a"), P()), out_specs=P("a"), check_vma=False
+    )
+    close(jax.jit(unchecked)(X, W), plain(X, W))

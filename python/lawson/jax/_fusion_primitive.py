@@ -228,7 +228,30 @@ _jax.needs_devices(fusion_p)
 
 
 def _abstract(*avals: Any, program: Program) -> list[Any]:
-    return _jax.results_like(program.out_avals, avals)
+    results = _jax.results_like(program.out_avals, avals)
+    mesh = _jax.explicit_mesh(avals)
+    return results if mesh is None else _typed(program, mesh, avals, results)
+
+
+def _typed(program: Program, mesh: Any, avals: Sequence[Any], results: list[Any]) -> list[Any]:
+    """On a mesh whose axes are explicit: the shardings of the results, which are part of their
+    types, follow those of the operands."""
+    trace = program.trace
+    document = trace.document
+    specs: dict[int, tuple[str, ...]] = {}
+    if document is not None:
+        factors = factors_of(document)
+        given = [avals[i] for i in trace.operands]
+        specs = _specs(mesh, factors, [i["name"] for i in document["inputs"]], given)
+    out = []
+    for output, aval in zip(trace.outputs, results):
+        spec = PartitionSpec(*(None,) * aval.ndim)
+        if output.kind == "argument":
+            spec = avals[output.index].sharding.spec
+        elif output.kind == "graph" and document is not None:
+            spec = _spec(factors, specs, document["outputs"][output.index])
+        out.append(aval.update(sharding=NamedSharding(mesh, spec)))
+    return out
 
 
 fusion_p.def_abstract_eval(_abstract)
@@ -338,7 +361,8 @@ def _partitioned(program: Program, code: Compiled, platform: str) -> Any:
     function = custom_partitioning(one_device)
 
     def partition(mesh: Any, operands: Any, results: Any) -> Any:
-        specs = _specs(mesh, factors, code, operands, results)
+        names = (*code.inputs, *code.outputs)
+        specs = _specs(mesh, factors, names, [*operands, *results])
         split = {f: _count(mesh, axes) for f, axes in specs.items()}
         local = shard(document, factors, split)
         part = program.once(
@@ -360,7 +384,7 @@ def _partitioned(program: Program, code: Compiled, platform: str) -> Any:
         return mesh, one_of_them, shardings[1], tuple(shardings[0])
 
     def infer(mesh: Any, operands: Any, results: Any) -> Any:
-        specs = _specs(mesh, factors, code, operands, [])
+        specs = _specs(mesh, factors, code.inputs, operands)
         return [NamedSharding(mesh, _spec(factors, specs, n)) for n in code.outputs]
 
     function.def_partition(
@@ -389,12 +413,12 @@ def _rule(factors: Factors, code: Compiled) -> SdyShardingRule:
 
 
 def _specs(
-    mesh: Any, factors: Factors, code: Compiled, operands: Any, results: Any
+    mesh: Any, factors: Factors, names: Sequence[str], tensors: Sequence[Any]
 ) -> dict[int, tuple[str, ...]]:
     """The mesh axes that split each factor: those of the first tensor that says so."""
     chosen: dict[int, tuple[str, ...]] = {}
     taken: set[str] = set()
-    for name, info in [*zip(code.inputs, operands), *zip(code.outputs, results)]:
+    for name, info in zip(names, tensors):
         spec = tuple(getattr(info.sharding, "spec", None) or ())
         for factor, axes in zip(factors.of(name), spec):
             if factor is None or axes is None or factor in chosen:

@@ -102,6 +102,15 @@ def results_like(avals: Sequence[Any], operands: Sequence[Any]) -> list[Any]:
     return [plain(a).update(sharding=sharding, manual_axis_type=mat) for a in avals]
 
 
+def explicit_mesh(avals: Sequence[Any]) -> Any:
+    """The mesh of the first aval that is split over explicit axes; None: there is none."""
+    for aval in avals:
+        sharding = getattr(aval, "sharding", None)
+        if sharding is not None and any(entry is not None for entry in sharding.spec):
+            return sharding.mesh
+    return None
+
+
 def vary_alike(operands: Sequence[Any]) -> Sequence[Any]:
     """In a shard_map: operands that vary over fewer axes than others are made to vary over all."""
     return list(_core.auto_insert_reshard(*operands))
