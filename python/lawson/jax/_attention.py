@@ -63,6 +63,7 @@ def attention(
     return_max_logit: bool = False,
     return_dropout_mask: bool = False,
     engine: str | None = None,
+    target: str | None = None,
     workspace_limit: int = -1,
     tuning: str = "off",
 ) -> Any:
@@ -117,6 +118,8 @@ def attention(
       return_max_logit, return_dropout_mask: also the largest score of each row, in the form of the
         log-sum-exp; also the dropout mask, u8 `[b, h, sq, skv]`. Both without a gradient.
       engine, workspace_limit, tuning: as in `lawson.Options`.
+      target: a GPU that need not be here ("h200"): the program that is lowered, or exported, has the
+        plan for it.
 
     Returns:
       The output, in q's layout; or a tuple of it and, in this order, what was asked for:
@@ -223,7 +226,7 @@ def attention(
         stats=bool(return_lse),
         max_logit=bool(return_max_logit),
         dropped=bool(return_dropout_mask),
-        choice=Choice(engine, int(workspace_limit), tuning),
+        choice=Choice(engine, target, int(workspace_limit), tuning),
     )
     return _run(setup, [operands[name] for name in names], segments)
 
@@ -292,6 +295,7 @@ def dot_product_attention(
     softcap: float = 0.0,
     deterministic: bool = False,
     engine: str | None = None,
+    target: str | None = None,
     workspace_limit: int = -1,
     tuning: str = "off",
 ) -> Any:
@@ -376,6 +380,7 @@ def dot_product_attention(
         deterministic=deterministic,
         return_lse=return_residual,
         engine=engine,
+        target=target,
         workspace_limit=workspace_limit,
         tuning=tuning,
     )

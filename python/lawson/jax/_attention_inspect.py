@@ -80,7 +80,7 @@ def inspect_attention(eqn: Any, platform: str) -> AttentionInspection:
     which = next(which for which, own in primitive.primitives.items() if eqn.primitive is own)
     setup: Setup = eqn.params["setup"]
     avals = [variable.aval for variable in eqn.invars]
-    device = primitive.device_of(platform)
+    device = primitive.device_of(setup, platform)
     options = primitive.options_of(setup, platform)
     spec = primitive.spec_of(setup, avals)
     verdict = primitive.judge(spec, device, options)

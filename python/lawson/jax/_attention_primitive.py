@@ -76,9 +76,15 @@ def options_of(setup: Setup, platform: str) -> _core.Options:
     )
 
 
-def device_of(platform: str) -> _core.Device:
-    """Attention on host arrays runs on the host; elsewhere a GPU is needed."""
-    return _runtime.device_for(platform, ("cpu",))
+def device_of(setup: Setup, platform: str) -> _core.Device:
+    """Attention on host arrays runs on the host; elsewhere a GPU is needed, or a target named."""
+    target = setup.choice.target
+    if target is None:
+        return _runtime.device_for(platform, ("cpu",))
+    device = _core.Device(target)
+    if (device.name == _core.Device("cpu").name) != (platform == "cpu"):
+        raise UnsupportedError(f"attention: target '{target}' is none of platform '{platform}'")
+    return device
 
 
 def judge(spec: str, device: _core.Device, options: _core.Options) -> _core.Verdict:
@@ -170,7 +176,7 @@ def varying_alike(operands: Sequence[Any]) -> list[Any]:
 
 
 def _lower(ctx: Any, *operands: Any, setup: Setup, which: str, platform: str) -> Sequence[Any]:
-    device = device_of(platform)
+    device = device_of(setup, platform)
     options = options_of(setup, platform)
     spec = spec_of(setup, ctx.avals_in)
     if setup.training:

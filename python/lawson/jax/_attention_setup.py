@@ -80,6 +80,7 @@ class Choice:
     """How a plan is chosen, for both passes; the options of the same names everywhere in Lawson."""
 
     engine: str | None = None
+    target: str | None = None  # a device that need not be here
     workspace_limit: int = -1
     tuning: str = "off"
 
