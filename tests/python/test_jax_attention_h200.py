@@ -1,4 +1,4 @@
-"""What attention in JAX asks of cuDNN on an H200: judged and built by cuDNN itself, without a GPU."""
+"""What attention in JAX asks of cuDNN on an H200: judged and built by cuDNN, without a GPU."""
 
 from __future__ import annotations
 

@@ -118,8 +118,8 @@ def attention(
       return_max_logit, return_dropout_mask: also the largest score of each row, in the form of the
         log-sum-exp; also the dropout mask, u8 `[b, h, sq, skv]`. Both without a gradient.
       engine, workspace_limit, tuning: as in `lawson.Options`.
-      target: a GPU that need not be here ("h200"): the program that is lowered, or exported, has the
-        plan for it.
+      target: a GPU that need not be here ("h200"): the program that is lowered, or exported, has
+        the plan for it.
 
     Returns:
       The output, in q's layout; or a tuple of it and, in this order, what was asked for:
