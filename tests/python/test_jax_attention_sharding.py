@@ -17,6 +17,7 @@ import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+import lawson
 from lawson.jax import attention, dot_product_attention
 
 WRT = (0, 1, 2, 3, 4)
@@ -249,3 +250,28 @@ def test_axes_with_long_names(spec: P) -> None:
     got = jax.jit(pulled)(*(jax.device_put(a, NamedSharding(named, spec)) for a in arrays))
     for a, b in zip(got, want, strict=True):
         np.testing.assert_allclose(a, b, **CLOSE)
+
+
+@pytest.mark.parametrize("of_k", [P("x", None, "y"), P("x")])
+def test_explicit_mesh_axes(of_k: P) -> None:
+    """Where shardings are part of types: results have those that the operands say."""
+    q, k, _, bias, sink, lengths = arguments(4, 2, (1, 4, 1, 12))
+    args = (q, k, k, bias, sink, lengths)
+    specs = (P("x", None, "y"), of_k, of_k, P(), P(), P())
+    explicit = mesh("Explicit")
+    placed = tuple(
+        jax.device_put(x, NamedSharding(explicit, spec))
+        for x, spec in zip(args, specs, strict=True)
+    )
+    run = jax.value_and_grad(loss, argnums=WRT, has_aux=True)
+    with jax.set_mesh(explicit):
+        told = jax.eval_shape(run, *placed)
+        got = jax.jit(run)(*placed)
+        split = jax.device_put(q, NamedSharding(explicit, P("x", "y")))
+        with pytest.raises(lawson.UnsupportedError, match="context parallelism"):
+            jax.jit(dot_product_attention)(split, k, k)
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, **CLOSE), got, jax.jit(run)(*args))
+    (_, o), gradients = told
+    assert o.sharding.spec == P("x", None, "y", None)
+    for gradient, operand in zip(gradients, placed, strict=False):
+        assert tuple(gradient.sharding.spec) == tuple(jax.typeof(operand).sharding.spec)

@@ -136,7 +136,11 @@ def _of_log_sum(setup: Setup, values: Any, o: Any, stats: Any, dlse: Any) -> dic
         shape = [1] * len(dims)
         shape[at] = heads.shape[0]
         weights = jnp.exp(heads.reshape(shape) - rows)
-        gradients["dsink"] = jnp.sum(weights * dlse, axis=over).astype(heads.dtype)
+        dsink = jnp.sum(weights * dlse, axis=over).astype(heads.dtype)
+        wanted = jax.typeof(heads).sharding
+        if jax.typeof(dsink).sharding.spec != wanted.spec:  # explicit mesh axes
+            dsink = jax.sharding.reshard(dsink, wanted)
+        gradients["dsink"] = dsink
     unit = jnp.ones((), stats.dtype)
     if o.dtype == jnp.float16:
         # Its range is small: relative to the largest, a power of two.

@@ -186,6 +186,19 @@ def _shardings(
     return sides[0], sides[1], batch, heads
 
 
+def explicit(
+    setup: Setup, which: str, mesh: Any, operands: Sequence[Any], results: Sequence[Any]
+) -> list[NamedSharding]:
+    """The shardings of results on explicit mesh axes; a gradient has that of its operand."""
+    names = primitive.operand_names(setup, which)
+    given = {name: aval.sharding for name, aval in zip(names, operands, strict=True)}
+    own = _shardings(setup, which, mesh, operands, results)[1]
+    outs = primitive.result_names(setup, which)
+    if which == "forward":
+        return own
+    return [given[name.removeprefix("d")] for name in outs]
+
+
 def _infer(setup: Setup, which: str, mesh: Any, operands: Any, results: Any) -> Any:
     # GSPMD ends the process when this raises; _partition gives the reason.
     try:

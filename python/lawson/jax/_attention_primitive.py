@@ -97,6 +97,9 @@ def judge(spec: str, device: _core.Device, options: _core.Options) -> _core.Verd
 
 def _abstract(*avals: Any, setup: Setup, which: str) -> list[Any]:
     varying = avals[0].manual_axis_type
+    mesh = _jax.explicit_mesh(avals)
+    if mesh is not None and varying.empty:
+        return _explicit(setup, which, mesh, avals)
     for name, aval in zip(operand_names(setup, which), avals, strict=True):
         if aval.manual_axis_type != varying:
             raise TypeError(
@@ -118,6 +121,15 @@ def _abstract(*avals: Any, setup: Setup, which: str) -> list[Any]:
                 )
             )
     return results
+
+
+def _explicit(setup: Setup, which: str, mesh: Any, avals: Sequence[Any]) -> list[Any]:
+    """On explicit mesh axes shardings are part of types: those of the results follow the operands'."""
+    from lawson.jax import _attention_partition
+
+    made = [jax.core.ShapedArray(*result) for result in result_shapes(setup, which, avals)]
+    shardings = _attention_partition.explicit(setup, which, mesh, avals, made)
+    return [aval.update(sharding=s) for aval, s in zip(made, shardings, strict=True)]
 
 
 def _refuse_derivative(which: str) -> Callable[..., Any]:
