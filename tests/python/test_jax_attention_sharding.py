@@ -111,6 +111,16 @@ def test_a_split_sequence_is_refused(partitioner: str, of_q: P, of_k: P, message
         jax.jit(dot_product_attention)(q, k, v)
 
 
+def test_rows_with_segments_are_split_by_shard_map_alone(partitioner: str) -> None:
+    q = jax.device_put(normal(0, 8, 12, 2, 8), NamedSharding(mesh(), P("x")))
+
+    def call(q: Any) -> Any:
+        return attention(q, q, q, segment_ids=jnp.ones((8, 12), jnp.int32), max_segments=1)
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"(?s)tokens of q .*Use jax\.shard_map"):
+        jax.jit(call)(q)
+
+
 def test_heads_that_do_not_divide_are_refused(partitioner: str) -> None:
     q, k, v, *_ = arguments(4, 2, (1, 1, 1, 1))
     q = jax.device_put(q, NamedSharding(mesh(), P(None, None, "x")))

@@ -120,6 +120,13 @@ def _chosen(setup: Setup, which: str, mesh: Any, operands: Sequence[Any]) -> tup
     given = {name: value.sharding for name, value in zip(names, operands, strict=True)}
     for name, along in _ALONG.items():
         axes = _axes(given[name], setup.dims(name), along, name)
+        if axes and setup.dims(name)[0] in "mn":
+            raise UnsupportedError(
+                f"attention: the tokens of {name} are split over the mesh axes {axes}; ragged "
+                "sequences (and rows with segment_ids) are not split by XLA. Use jax.shard_map over "
+                "the batch, where each shard has sequences of its own; a sequence over several "
+                "devices needs context parallelism, which Lawson judges and does not run"
+            )
         if axes:
             raise UnsupportedError(
                 f"attention: {name} is split along its sequence over the mesh axes {axes}; that "
