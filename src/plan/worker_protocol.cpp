@@ -137,12 +137,9 @@ Result<WorkerRequest> request_from_json(const Json& document) {
 }
 
 Json options_to_json(const Options& options) {
-  return {{"strength", to_string(options.strength)},
-          {"workspace_limit", options.workspace_limit},
-          {"deterministic", options.deterministic},
-          {"tuning", to_string(options.tuning)},
-          {"deadline_ms", options.deadline_ms},
-          {"dynamic_shapes", options.dynamic_shapes}};
+  return {{"strength", to_string(options.strength)}, {"workspace_limit", options.workspace_limit},
+          {"deterministic", options.deterministic},  {"tuning", to_string(options.tuning)},
+          {"deadline_ms", options.deadline_ms},      {"dynamic_shapes", options.dynamic_shapes}};
 }
 
 Result<Options> options_from_json(const Json& document) {

@@ -127,8 +127,9 @@ void add_tuning_options(CLI::App* verb, ProbeOptions& options, bool compiles) {
                    "milliseconds for building and tuning; tuning then gives its best so far")
       ->type_name("MS")
       ->check(CLI::Range(1.0, 1e9, "1 to 1e9"));
-  verb->add_flag("--dynamic-shapes", options.dynamic_shapes,
-                 "products: plans that share kernels with those of other rows, where cuDNN has such");
+  verb->add_flag(
+      "--dynamic-shapes", options.dynamic_shapes,
+      "products: plans that share kernels with those of other rows, where cuDNN has such");
   if (!compiles) return;
   verb->add_flag("--retune", options.retune,
                  "time the stored candidates again, without building (with --tuning)");
