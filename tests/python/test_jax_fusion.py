@@ -321,6 +321,12 @@ def test_export_carries_the_plan() -> None:
     close(again.call(X, W, B), mlp(X, W, B))
 
 
+def test_symbolic_shapes_are_refused() -> None:
+    x = jax.export.symbolic_args_specs((X,), "b, 16")
+    with pytest.raises(lawson.UnsupportedError, match=r"argument 'x': the shape \(b, 16\)"):
+        jax.export.export(jax.jit(cpu(lambda x: x * 2)), disabled_checks=export_checks)(*x)
+
+
 def test_export_for_a_gpu_that_is_not_here() -> None:
     """The plan for an H200 is built without one, and is in the program."""
     try:

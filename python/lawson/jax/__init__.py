@@ -6,3 +6,15 @@ from lawson.jax import _runtime as _runtime
 from lawson.jax._attention import attention, dot_product_attention
 from lawson.jax._attention_patch import patch
 from lawson.jax._fusion import Fusion, Inspection, cudnn_fusion, export_checks, fusion, inspect
+
+__all__ = [
+    "Fusion",
+    "Inspection",
+    "attention",
+    "cudnn_fusion",
+    "dot_product_attention",
+    "export_checks",
+    "fusion",
+    "inspect",
+    "patch",
+]

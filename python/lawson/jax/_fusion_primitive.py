@@ -152,7 +152,8 @@ def place(settings: Settings, platform: str) -> tuple[_core.Device, list[str] | 
             f"platform '{platform}': the engines named are {', '.join(named)}, and none of them "
             "runs there"
         )
-    return device, here or None
+    # With policy "allow" the library's own default goes on to the CPU, where no array of a GPU is.
+    return device, here or (["cudnn"] if platform == "cuda" else None)
 
 
 # ---- what one device runs ----------------------------------------------------------------------

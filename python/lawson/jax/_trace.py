@@ -209,6 +209,8 @@ def trace(jaxpr: Any, name: str, argument_names: Sequence[str], *, strict: bool 
     for label, variable in zip(argument_names, inner.invars):
         walk._primitive = f"argument '{label}'"
         aval = variable.aval
+        if not all(isinstance(n, int) for n in aval.shape):
+            walk.refuse(f"the shape {aval.shape} is not known", "shapes of numbers")
         arguments.append(walk.emit.input(label, walk.dtype(aval.dtype), tuple(aval.shape)))
     walk.emit.source = ""
     results = walk.jaxpr(inner, [walk.captured(c) for c in consts], arguments)
