@@ -255,6 +255,13 @@ def test_rows_that_see_nothing_are_0_with_gradients_0(softmax: str) -> None:
     )
 
 
+def test_the_smallest_numbers_of_f16_are_not_flushed() -> None:
+    """XLA's threads treat subnormals as 0; f16's begin at 6e-5."""
+    v = jnp.asarray([[[[4e-5, -1e-6, 6e-5, 1e-3, 6e-8, 0, 0, 0]]]], jnp.float16)
+    zero = jnp.zeros_like(v)
+    np.testing.assert_array_equal(dot_product_attention(zero, zero, v), v)
+
+
 def test_empty_batches_and_sequences() -> None:
     q, k = normal(0, 2, 4, 2, 8), normal(1, 2, 6, 2, 8)
     o, lse = dot_product_attention(q[:0], k[:0], k[:0], return_residual=True)

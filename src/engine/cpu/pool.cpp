@@ -1,6 +1,11 @@
 #include "engine/cpu/pool.h"
 
 #include <sched.h>
+#ifdef __SSE2__
+#include <xmmintrin.h>
+#else
+#include <cfenv>
+#endif
 
 #include <algorithm>
 #include <atomic>
@@ -61,6 +66,37 @@ Scratch& own_scratch() {
   return *scratch;
 }
 
+// Rounding and subnormals as the language says, whatever the host's thread has set: XLA runs its
+// custom calls with subnormals flushed, and then f16's smallest values would read as 0.
+class DefaultFloats {
+ public:
+#ifdef __SSE2__
+  DefaultFloats() : before_{_mm_getcsr()} {
+    _mm_setcsr(0x1f80);
+  }
+  ~DefaultFloats() {
+    _mm_setcsr(before_);
+  }
+#else
+  DefaultFloats() {
+    std::fegetenv(&before_);
+    std::fesetenv(FE_DFL_ENV);
+  }
+  ~DefaultFloats() {
+    std::fesetenv(&before_);
+  }
+#endif
+  DefaultFloats(const DefaultFloats&) = delete;
+  DefaultFloats& operator=(const DefaultFloats&) = delete;
+
+ private:
+#ifdef __SSE2__
+  unsigned before_;
+#else
+  std::fenv_t before_;
+#endif
+};
+
 struct Job {
   const Task& task;
   std::int64_t count;
@@ -74,6 +110,7 @@ struct Job {
   // What a thread of the pool threw would end the process, and what the caller threw would leave
   // the others with a job that is gone.
   void work(std::byte* scratch) noexcept {
+    const DefaultFloats floats;
     try {
       for (std::int64_t i = next.fetch_add(1); i < count; i = next.fetch_add(1)) task(i, scratch);
     } catch (const std::bad_alloc&) {

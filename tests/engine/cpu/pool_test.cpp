@@ -2,6 +2,9 @@
 #include "engine/cpu/pool.h"
 
 #include <gtest/gtest.h>
+#ifdef __SSE2__
+#include <xmmintrin.h>
+#endif
 
 #include <atomic>
 #include <filesystem>
@@ -40,6 +43,27 @@ TEST(Pool, ATaskWithoutMemoryIsAnError) {
   }
   EXPECT_TRUE(covers(1000, 0));
 }
+
+#ifdef __SSE2__
+// XLA's threads flush subnormals; what a plan computes does not depend on who calls it.
+TEST(Pool, TasksKeepSubnormalsWhateverTheHostsThreadHasSet) {
+  const unsigned before = _mm_getcsr();
+  const unsigned flushed = before | 0x8040U;
+  for (const std::int64_t count : {1, 1000}) {
+    std::atomic<int> kept{0};
+    _mm_setcsr(flushed);
+    const Status status = parallel_for(count, 0, [&](std::int64_t, std::byte*) {
+      const volatile float tiny = 0x1p-130F;
+      if (tiny * 0x1p112F == 0x1p-18F) ++kept;
+    });
+    const unsigned after = _mm_getcsr();
+    _mm_setcsr(before);
+    ASSERT_TRUE(status.ok());
+    EXPECT_EQ(kept, count);
+    EXPECT_EQ(after & 0xffc0U, flushed & 0xffc0U);
+  }
+}
+#endif
 
 std::size_t threads_of_this_process() {
   std::size_t count = 0;
