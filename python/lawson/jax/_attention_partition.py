@@ -123,8 +123,8 @@ def _chosen(setup: Setup, which: str, mesh: Any, operands: Sequence[Any]) -> tup
         if axes and setup.dims(name)[0] in "mn":
             raise UnsupportedError(
                 f"attention: the tokens of {name} are split over the mesh axes {axes}; ragged "
-                "sequences (and rows with segment_ids) are not split by XLA. Use jax.shard_map over "
-                "the batch, where each shard has sequences of its own; a sequence over several "
+                "sequences (and rows with segment_ids) are not split by XLA. Use jax.shard_map "
+                "over the batch, where each shard has sequences of its own; a sequence over many "
                 "devices needs context parallelism, which Lawson judges and does not run"
             )
         if axes:

@@ -124,7 +124,7 @@ def _abstract(*avals: Any, setup: Setup, which: str) -> list[Any]:
 
 
 def _explicit(setup: Setup, which: str, mesh: Any, avals: Sequence[Any]) -> list[Any]:
-    """On explicit mesh axes shardings are part of types: those of the results follow the operands'."""
+    """On explicit mesh axes shardings are part of types: the results' follow the operands'."""
     from lawson.jax import _attention_partition
 
     made = [jax.core.ShapedArray(*result) for result in result_shapes(setup, which, avals)]
