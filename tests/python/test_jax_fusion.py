@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -171,7 +173,18 @@ def test_a_refusal_of_the_engine_has_every_reason() -> None:
         ({"engines": ["gpu"]}, "engines: 'gpu'.*cudnn"),
         ({"engines": []}, "engines: an empty list"),
         ({"workspace_limit": -1}, "workspace_limit: -1"),
+        ({"workspace_limit": "1k"}, "workspace_limit: '1k'.*bytes"),
+        ({"workspace_limit": 1.5}, "workspace_limit: 1.5.*bytes"),
+        ({"workspace_limit": 1 << 63}, "workspace_limit: 9223372036854775808.*bytes"),
+        ({"deadline_ms": -1}, "deadline_ms: -1.*milliseconds"),
+        ({"deadline_ms": "soon"}, "deadline_ms: 'soon'.*milliseconds"),
+        ({"deadline_ms": float("nan")}, "deadline_ms: nan.*milliseconds"),
+        ({"engines": 3}, "engines: 3.*list of names"),
+        ({"deterministic": "no"}, "deterministic: 'no'.*True or False"),
+        ({"strict": 1}, "strict: 1.*True or False"),
+        ({"definition": None}, "definition: None.*True or False"),
         ({"target": "h9000"}, "h9000"),
+        ({"target": 3}, "target: 3.*name"),
     ],
 )
 def test_settings_that_are_none(settings: dict[str, Any], words: str) -> None:
@@ -208,6 +221,28 @@ def test_pytrees_keywords_and_nothing() -> None:
     assert names == ["params.b.0", "params.w", "x"]
     assert cpu(lambda x: ())(X) == () and cpu(lambda x: None)(X) is None
     assert cpu(lambda: jnp.ones(3) * 2)().shape == (3,)
+
+
+def test_keywords_that_are_equal_and_of_other_types() -> None:
+    """1, 1.0 and True are one key of a dictionary, and three programs."""
+    fused = cpu(lambda x, *, n: x * n)
+    ints = jnp.arange(3, dtype=jnp.int32)
+    assert [fused(ints, n=n).dtype for n in (2, 2.0)] == [jnp.int32, jnp.float32]
+
+
+@cpu
+def of_this_module(x: Any) -> Any:
+    return x * 2
+
+
+def test_fusions_are_pickled_and_copied() -> None:
+    assert pickle.loads(pickle.dumps(of_this_module)) is of_this_module
+    assert copy.deepcopy({"f": of_this_module})["f"] is of_this_module
+    for made in (cpu(mlp), cpu(functools.partial(mlp, b=np.asarray(B)))):
+        args = (X, W, B) if made.__wrapped__ is mlp else (X, W)
+        for again in (pickle.loads(pickle.dumps(made)), copy.deepcopy(made)):
+            close(again(*args), mlp(X, W, B))
+            assert inspect(again)(*args).engine == "cpu"  # the settings, too
 
 
 def test_results_that_are_no_computation() -> None:

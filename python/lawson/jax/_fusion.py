@@ -7,7 +7,9 @@ import dataclasses
 import functools
 import inspect as _inspect
 import json
+import math
 import re
+import sys
 import threading
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -61,6 +63,14 @@ class Fusion:
     def __repr__(self) -> str:
         return f"<lawson fusion '{self.__name__}'>"
 
+    def __reduce__(self) -> Any:
+        """As a function is pickled: by its name where that is it, else what it was made of."""
+        found: Any = sys.modules.get(self.__module__)
+        name = getattr(self, "__qualname__", "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (Fusion, (self._function, self._settings))
+
     def __get__(self, instance: Any, owner: Any = None) -> Any:
         return self if instance is None else types.MethodType(self, instance)
 
@@ -96,7 +106,9 @@ class Fusion:
     def _program(
         self, tree: Any, fixed: dict[int, Any], avals: list[Any], names: list[str]
     ) -> _Traced:
-        key: Hashable = (tree, tuple(fixed.items()), tuple(avals), _jax.trace_context())
+        # With their types: 1, 1.0 and True are equal, and are not the same setting.
+        known = tuple((i, type(value), value) for i, value in fixed.items())
+        key: Hashable = (tree, known, tuple(avals), _jax.trace_context())
         try:
             hash(key)
         except TypeError as error:
@@ -198,11 +210,11 @@ def fusion(
         tuning=tuning,
         engines=_names(engines),
         target=target,
-        deterministic=bool(deterministic),
+        deterministic=deterministic,
         workspace_limit=workspace_limit,
-        deadline_ms=float(deadline_ms),
-        strict=bool(strict),
-        definition=bool(definition),
+        deadline_ms=deadline_ms,
+        strict=strict,
+        definition=definition,
     )
     _check(settings)
     if function is None:
@@ -223,15 +235,22 @@ def cudnn_fusion(function: Callable[..., Any]) -> Any:
 def _names(engines: Sequence[str] | str | None) -> tuple[str, ...] | None:
     if engines is None:
         return None
-    return (engines,) if isinstance(engines, str) else tuple(engines)
+    if isinstance(engines, str):
+        return (engines,)
+    if not isinstance(engines, Sequence):
+        raise InvalidArgumentError(
+            f"engines: {engines!r} is not allowed; expected a name or a list of names"
+        )
+    return tuple(engines)
 
 
 def _check(settings: Settings) -> None:
+    def refuse(field: str, value: Any, allowed: str) -> None:
+        raise InvalidArgumentError(f"{field}: {value!r} is not allowed; expected {allowed}")
+
     def expect(field: str, value: Any, allowed: Sequence[str]) -> None:
         if value not in allowed:
-            raise InvalidArgumentError(
-                f"{field}: {value!r} is not allowed; expected one of {', '.join(allowed)}"
-            )
+            refuse(field, value, f"one of {', '.join(allowed)}")
 
     if settings.policy is not None:
         expect("policy", settings.policy, _POLICIES)
@@ -240,12 +259,23 @@ def _check(settings: Settings) -> None:
         raise InvalidArgumentError("engines: an empty list; None is for the default")
     for name in settings.engines or ():
         expect("engines", name, _ENGINES)
-    if settings.workspace_limit is not None and settings.workspace_limit < 0:
-        raise InvalidArgumentError(
-            f"workspace_limit: {settings.workspace_limit} is negative; None is for no limit"
-        )
-    if settings.target is not None:
-        _core.Device(settings.target)
+    for field in ("deterministic", "strict", "definition"):
+        value = getattr(settings, field)
+        if not isinstance(value, (bool, np.bool_)):
+            refuse(field, value, "True or False")
+    limit, deadline, target = settings.workspace_limit, settings.deadline_ms, settings.target
+    if limit is not None and not (_is_number(limit, int, np.integer) and 0 <= limit < 1 << 63):
+        refuse("workspace_limit", limit, "None (no limit), or a number of bytes, 0 or more")
+    if not (_is_number(deadline, int, float, np.number) and 0 <= deadline < math.inf):
+        refuse("deadline_ms", deadline, "milliseconds, 0 (none) or more")
+    if target is not None and not isinstance(target, str):
+        refuse("target", target, "None, or the name of a GPU")
+    if target is not None:
+        _core.Device(target)
+
+
+def _is_number(value: Any, *kinds: type) -> bool:
+    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def is_array(leaf: Any) -> bool:
