@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import lawson
 import numpy as np
 import pytest
 from jax import lax
@@ -297,6 +298,21 @@ def test_sharded_product(partitioner: str, name: str) -> None:
     result = compiled(*args)
     close(result, X @ W)
     assert result.sharding.is_equivalent_to(NamedSharding(mesh(), P(*out_spec)), 2)
+
+
+def test_the_engine_of_a_shard_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A plan that was made under another LAWSON_ENGINE is not that of a program lowered now."""
+    fused = fusion(lambda x: jnp.tanh(x) * 2)
+    for engine in ("cpu", "reference"):
+        monkeypatch.setenv("LAWSON_ENGINE", engine)
+        lowered = jax.jit(lambda x: fused(x)).lower(on(X, "a"))
+        assert f'engine = "{engine}"' in lowered.compile().as_text()
+
+
+def test_a_fusion_itself_is_not_transposed() -> None:
+    doubled = cpu(lambda x: x * 2)
+    with pytest.raises(lawson.UnsupportedError, match="(?s)linear_transpose.*jax.vjp"):
+        jax.linear_transpose(doubled, X)(X)
 
 
 def test_data_parallel_gradient(partitioner: str) -> None:

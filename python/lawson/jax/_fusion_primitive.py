@@ -85,13 +85,18 @@ def compiled(program: Program, platform: str) -> Compiled | None:
     document = program.trace.document
     if document is None:
         return None
-    # What the environment says is asked again when it changes.
-    names = ("LAWSON_ENGINE", "LAWSON_POLICY")
-    key = ("compiled", platform, *(os.environ.get(name) for name in names))
-    return program.once(key, lambda: _compiled(program, document, platform))
+    return _compiled(program, document, platform)
 
 
 def _compiled(program: Program, document: dict[str, Any], platform: str) -> Compiled:
+    """The kernels of the program's document, or of a shard of it."""
+    # What the environment says is asked again when it changes.
+    said = tuple(os.environ.get(name) for name in ("LAWSON_ENGINE", "LAWSON_POLICY"))
+    key = ("compiled", platform, said, json.dumps(document))
+    return program.once(key, lambda: _built(program, document, platform))
+
+
+def _built(program: Program, document: dict[str, Any], platform: str) -> Compiled:
     builds = functools.partial(kernel, program, platform)
     made = parts(document, builds) if program.is_derived else [builds(document)]
     types = types_of(document)
@@ -330,8 +335,9 @@ def _transpose(cotangents: Sequence[Any], *args: Any, program: Program) -> list[
     count = len(args) - program.linear
     primals, linear = args[:count], args[count:]
     if any(ad.is_undefined_primal(p) for p in primals):
-        raise NotImplementedError(
-            f"fusion '{program.name}' cannot be transposed by arguments that it is not linear in"
+        raise UnsupportedError(
+            f"unsupported: fusion '{program.name}': the transpose of a fusion itself "
+            "(jax.linear_transpose)\n  nearest supported form: jax.vjp of it"
         )
     of = tuple(i for i, c in enumerate(cotangents) if not _jax.is_zero(c))
     found = [_jax.Zero(x.aval) if ad.is_undefined_primal(x) else None for x in linear]
@@ -366,9 +372,7 @@ def _partitioned(program: Program, code: Compiled, platform: str) -> Any:
         specs = _specs(mesh, factors, names, [*operands, *results])
         split = {f: _count(mesh, axes) for f, axes in specs.items()}
         local = shard(document, factors, split)
-        part = program.once(
-            ("shard", platform, json.dumps(local)), lambda: _compiled(program, local, platform)
-        )
+        part = _compiled(program, local, platform)
         shardings = [
             [NamedSharding(mesh, _spec(factors, specs, n)) for n in names]
             for names in (code.inputs, code.outputs)
