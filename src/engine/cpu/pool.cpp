@@ -51,19 +51,15 @@ class Scratch {
   std::size_t size_ = 0;
 };
 
-// A thread's scratch memory ends with the thread; who computes after that (a destructor of a static
-// object) has memory that stays.
-Scratch& own_scratch() {
-  thread_local Scratch* scratch = nullptr;
-  thread_local struct End {
-    ~End() {
-      delete scratch;
-      scratch = nullptr;
-    }
-  } end;
-  static_cast<void>(end);
-  if (scratch == nullptr) scratch = new Scratch;
-  return *scratch;
+// The thread's, which ends with the thread; `late` for who computes after that (a destructor of a
+// static object, or of a thread's).
+Scratch& own_scratch(Scratch& late) {
+  thread_local bool has_ended = false;
+  thread_local struct Own {
+    Scratch scratch;
+    ~Own() { has_ended = true; }
+  } own;
+  return has_ended ? late : own.scratch;
 }
 
 // Rounding and subnormals as the language says, whatever the host's thread has set: XLA runs its
@@ -199,6 +195,7 @@ class Pool {
   }
 
   void serve() {
+    Scratch own;
     std::unique_lock lock{mutex_};
     while (true) {
       Job* job = nullptr;
@@ -206,7 +203,7 @@ class Pool {
       if (stop_) return;
       ++job->helpers;
       lock.unlock();
-      std::byte* scratch = own_scratch().reserve(job->scratch_bytes);
+      std::byte* scratch = own.reserve(job->scratch_bytes);
       const bool able = scratch != nullptr || job->scratch_bytes == 0;
       if (able) job->work(scratch);
       lock.lock();
@@ -253,7 +250,8 @@ Pool& pool() {
 
 Status parallel_for(std::int64_t count, std::size_t scratch_bytes, const Task& task) {
   if (count <= 0) return {};
-  std::byte* scratch = own_scratch().reserve(scratch_bytes);
+  Scratch late;
+  std::byte* scratch = own_scratch(late).reserve(scratch_bytes);
   if (scratch == nullptr && scratch_bytes > 0) {
     return error(ErrorKind::out_of_memory, "cpu engine: no memory for {} bytes of scratch",
                  scratch_bytes);
