@@ -260,3 +260,22 @@ def test_attention_in_a_program_with_donated_buffers() -> None:
     _, k, v = compiled(*cache, new, jnp.array([4]))
     np.testing.assert_array_equal(k, expected[0])
     np.testing.assert_array_equal(v, expected[1])
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "words"),
+    [
+        ("x", lawson.InvalidArgumentError, "'x' is no engine; allowed: cudnn, cpu, reference"),
+        ("cudnn", lawson.UnsupportedError, "LAWSON_ENGINE names cudnn, which needs a GPU"),
+    ],
+)
+def test_an_engine_of_the_environment_that_cannot_run_is_an_error(
+    monkeypatch: pytest.MonkeyPatch, named: str, error: type[Exception], words: str
+) -> None:
+    q = jnp.ones((1, 3, 1, 8 if named == "x" else 16))
+    monkeypatch.setenv("LAWSON_ENGINE", named)
+    with pytest.raises(error, match=words):
+        dot_product_attention(q, q, q)
+    monkeypatch.setenv("LAWSON_ENGINE", "cudnn,reference")
+    (told,) = lawson.jax.inspect(dot_product_attention)(q, q, q)
+    assert told.engine == "reference"

@@ -19,7 +19,7 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, mlir
 
 from lawson import _core
-from lawson._errors import UnsupportedError
+from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson.jax import _jax, _runtime
 from lawson.jax._attention_setup import Setup
 
@@ -66,14 +66,29 @@ def options_of(setup: Setup, platform: str) -> _core.Options:
     choice = setup.choice
     engine = choice.engine
     if engine is None and platform == "cpu":
-        named = [name for name in _runtime.named_engines(None) if name in ("cpu", "reference")]
-        engine = named[0] if named else None
+        engine = _host_engine(_runtime.named_engines(None))
     return _core.Options(
         engine=engine,
         workspace_limit=choice.workspace_limit,
         tuning=choice.tuning,
         deterministic=setup.deterministic,
     )
+
+
+def _host_engine(named: Sequence[str]) -> str | None:
+    """The first of LAWSON_ENGINE's that runs on the host; None: nothing is named."""
+    for name in named:
+        if name not in ("cudnn", "cpu", "reference"):
+            raise InvalidArgumentError(
+                f"LAWSON_ENGINE: '{name}' is no engine; allowed: cudnn, cpu, reference"
+            )
+    host = [name for name in named if name != "cudnn"]
+    if named and not host:
+        raise UnsupportedError(
+            "attention: LAWSON_ENGINE names cudnn, which needs a GPU, and these arrays are the "
+            "host's: name cpu or reference, or nothing"
+        )
+    return host[0] if host else None
 
 
 def device_of(setup: Setup, platform: str) -> _core.Device:
