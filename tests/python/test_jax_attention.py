@@ -631,3 +631,11 @@ def test_f64_where_jax_has_it() -> None:
         np.asarray(o).transpose(0, 2, 1, 3), answer.o, rtol=1e-13, atol=1e-14
     )
     np.testing.assert_allclose(np.asarray(lse).transpose(0, 2, 1), answer.lse, rtol=1e-13)
+
+
+def test_a_mapped_axis_without_elements_has_results_without_elements() -> None:
+    q = jnp.ones((0, 2, 4, 2, 8))
+    call = jax.vmap(lambda q: dot_product_attention(q, q, q))
+    assert call(q).shape == q.shape
+    gradient = jax.grad(lambda q: call(q).sum())(q)
+    assert gradient.shape == q.shape

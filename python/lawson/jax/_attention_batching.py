@@ -127,10 +127,23 @@ def _sum_dtype(value: Any) -> Any:
     return at_least_f32(value.dtype)
 
 
+def _of_nothing(setup: Setup, which: str, args: Sequence[Any], dims: Any) -> Any:
+    """An axis without elements: results without elements."""
+    elements = [
+        jax.ShapeDtypeStruct(tuple(n for i, n in enumerate(arg.shape) if i != dim), arg.dtype)
+        for arg, dim in zip(args, dims, strict=True)
+    ]
+    bind = functools.partial(primitive.primitives[which].bind, setup=setup)
+    outs = [jnp.zeros((0, *out.shape), out.dtype) for out in jax.eval_shape(bind, *elements)]
+    return outs, [0] * len(outs)
+
+
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, setup: Setup, which: str) -> Any:
     names = primitive.operand_names(setup, which)
     mapped = {name for name, dim in zip(names, dims, strict=True) if dim is not None}
     size = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
+    if size == 0:
+        return _of_nothing(setup, which, args, dims)
     place = _place(setup, which, mapped)
     if place:
         return _folded(setup, which, place, size, args, dims)
