@@ -16,20 +16,10 @@ import jax.numpy as jnp
 from jax.interpreters import batching
 
 from lawson.jax import _attention_primitive as primitive
-from lawson.jax._attention_setup import Setup
+from lawson.jax._attention_setup import OF_SEQUENCES, Setup
 from lawson.jax._jax import at_least_f32
 
 _OF_HEADS = ("slopes", "sink")
-_OF_SEQUENCES = (
-    "seqlen_q",
-    "seqlen_kv",
-    "cu_seqlens_q",
-    "cu_seqlens_kv",
-    "cu_seqlens_q_padded",
-    "cu_seqlens_kv_padded",
-    "page_table_k",
-    "page_table_v",
-)
 
 
 def _fold(value: Any, dim: int | None, axis: int, size: int) -> Any:
@@ -57,7 +47,7 @@ def _place(setup: Setup, which: str, mapped: set[str]) -> str:
     if not per_head and not ragged:
         return "b"
     slopes_by_count = setup.bias == "alibi" and "slopes" not in setup.names
-    if mapped & set(_OF_SEQUENCES) or slopes_by_count:
+    if mapped & set(OF_SEQUENCES) or slopes_by_count:
         return ""
     return "h"
 

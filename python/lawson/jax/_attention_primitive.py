@@ -78,11 +78,12 @@ def options_of(setup: Setup, platform: str) -> _core.Options:
 def _host_engine(named: Sequence[str]) -> str | None:
     """The first of LAWSON_ENGINE's that runs on the host; None: nothing is named."""
     for name in named:
-        if name not in ("cudnn", "cpu", "reference"):
+        if name not in ("cudnn", *_runtime.HOST_ENGINES):
             raise InvalidArgumentError(
-                f"LAWSON_ENGINE: '{name}' is no engine; allowed: cudnn, cpu, reference"
+                f"LAWSON_ENGINE: '{name}' is no engine; allowed: cudnn, "
+                f"{', '.join(_runtime.HOST_ENGINES)}"
             )
-    host = [name for name in named if name != "cudnn"]
+    host = [name for name in named if name in _runtime.HOST_ENGINES]
     if named and not host:
         raise UnsupportedError(
             "attention: LAWSON_ENGINE names cudnn, which needs a GPU, and these arrays are the "
@@ -96,10 +97,7 @@ def device_of(setup: Setup, platform: str) -> _core.Device:
     target = setup.choice.target
     if target is None:
         return _runtime.device_for(platform, ("cpu",))
-    device = _core.Device(target)
-    if (device.name == _core.Device("cpu").name) != (platform == "cpu"):
-        raise UnsupportedError(f"attention: target '{target}' is none of platform '{platform}'")
-    return device
+    return _runtime.target_on(platform, target, "attention: ")
 
 
 def judge(spec: str, device: _core.Device, options: _core.Options) -> _core.Verdict:

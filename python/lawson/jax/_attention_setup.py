@@ -33,12 +33,8 @@ MASKS = (
     "padding_causal_bottom_right",
 )
 FLOATS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
-# In the order in which calls pass them, after q, k and v.
-OPTIONAL = (
-    "bias",
-    "mask",
-    "slopes",
-    "sink",
+# Of each sequence of a batch.
+OF_SEQUENCES = (
     "seqlen_q",
     "seqlen_kv",
     "cu_seqlens_q",
@@ -47,6 +43,14 @@ OPTIONAL = (
     "cu_seqlens_kv_padded",
     "page_table_k",
     "page_table_v",
+)
+# In the order in which calls pass them, after q, k and v.
+OPTIONAL = (
+    "bias",
+    "mask",
+    "slopes",
+    "sink",
+    *OF_SEQUENCES,
     "seed",
     "offset",
     "dropout_mask",

@@ -33,9 +33,6 @@ from lawson.jax._fusion_shapes import operands_of, results_of, types_of
 from lawson.jax._fusion_split import Glue, parts
 from lawson.jax._trace_values import numpy_dtype
 
-_HOST_ENGINES = ("cpu", "reference")
-
-
 # ---- plans -------------------------------------------------------------------------------------
 
 
@@ -131,7 +128,7 @@ def kernel(program: Program, platform: str, document: dict[str, Any]) -> Kernel:
     else:
         plan, verdict, chosen = _core.compile(graph, device, options), None, None
     wanted = program.trace.full_f32
-    if wanted is not None and plan.engine not in _HOST_ENGINES:
+    if wanted is not None and plan.engine not in _runtime.HOST_ENGINES:
         raise UnsupportedError(
             f"unsupported: fusion '{program.name}': {wanted}: precision HIGHEST of f32 operands: "
             f"engine {plan.engine} multiplies them as TF32\n"
@@ -143,15 +140,13 @@ def kernel(program: Program, platform: str, document: dict[str, Any]) -> Kernel:
 def place(settings: Settings, platform: str) -> tuple[_core.Device, list[str] | None]:
     """The device, and the engines that may run on it; None: as the environment says."""
     if settings.target is not None:
-        device = _core.Device(settings.target)
-        if (device.name == _core.Device("cpu").name) != (platform == "cpu"):
-            raise UnsupportedError(f"target '{settings.target}' is none of platform '{platform}'")
+        device = _runtime.target_on(platform, settings.target)
         if not device.is_present:
             return device, None
     else:
         device = _runtime.device_for(platform, settings.engines)
     named = _runtime.named_engines(settings.engines)
-    here = [n for n in named if (n in _HOST_ENGINES) == (platform == "cpu")]
+    here = [n for n in named if (n in _runtime.HOST_ENGINES) == (platform == "cpu")]
     if named and not here:
         raise UnsupportedError(
             f"platform '{platform}': the engines named are {', '.join(named)}, and none of them "

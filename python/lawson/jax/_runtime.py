@@ -38,7 +38,7 @@ _TARGETS = {
 }
 # JAX's name of a platform, and the name in the library's symbols.
 _PLATFORMS = {"cpu": "cpu", "CUDA": "cuda"}
-_HOST_ENGINES = ("cpu", "reference")
+HOST_ENGINES = ("cpu", "reference")
 
 
 def _load() -> ctypes.CDLL:
@@ -166,7 +166,7 @@ def device_for(
             "the engine is named: engines=['cpu'], or LAWSON_ENGINE=cpu in the environment"
         )
     named = named_engines(engines)
-    if not any(name in _HOST_ENGINES for name in named):
+    if not any(name in HOST_ENGINES for name in named):
         wanted = f"the engines named are {', '.join(named)}" if named else "no engine is named"
         raise UnsupportedError(
             f"platform 'cpu': {wanted}, and the default engine, cudnn, needs a GPU. To run on the "
@@ -174,6 +174,14 @@ def device_for(
         )
     check_platform("cpu")
     return _core.Device("cpu")
+
+
+def target_on(platform: str, target: str, what: str = "") -> _core.Device:
+    """The device of that name, which JAX's `platform` has to be of. Raises UnsupportedError."""
+    device = _core.Device(target)
+    if (device.name == _core.Device("cpu").name) != (platform == "cpu"):
+        raise UnsupportedError(f"{what}target '{target}' is none of platform '{platform}'")
+    return device
 
 
 def _options(options: _core.Options) -> dict[str, Any]:
