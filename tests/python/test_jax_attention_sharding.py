@@ -7,7 +7,6 @@ hold calls of Lawson for the shapes of a shard; nothing is gathered on the way.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -22,14 +21,6 @@ from lawson.jax import attention, dot_product_attention
 
 WRT = (0, 1, 2, 3, 4)
 CLOSE = {"rtol": 2e-5, "atol": 2e-5}  # sums over shards in another order
-
-
-@pytest.fixture(params=["shardy", "gspmd"])
-def partitioner(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = jax.config.jax_use_shardy_partitioner
-    jax.config.update("jax_use_shardy_partitioner", request.param == "shardy")
-    yield request.param
-    jax.config.update("jax_use_shardy_partitioner", before)
 
 
 @functools.cache

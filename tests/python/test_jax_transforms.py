@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -258,14 +258,6 @@ def test_scan_while_cond_and_fori() -> None:
 
 
 # ---- several devices ---------------------------------------------------------------------------
-
-
-@pytest.fixture(params=["shardy", "gspmd"])
-def partitioner(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = jax.config.jax_use_shardy_partitioner
-    jax.config.update("jax_use_shardy_partitioner", request.param == "shardy")
-    yield request.param
-    jax.config.update("jax_use_shardy_partitioner", before)
 
 
 @functools.cache
