@@ -15,8 +15,6 @@
 namespace lawson::cudnn {
 namespace {
 
-constexpr std::size_t kCapacity = 64;
-
 // What the graph can be judged with: the right kind of process, and cuBLASLt for products (cuDNN
 // aborts the process when its engine 0 cannot load it).
 Status prepare(const ir::Graph& graph, const Device& device) {
@@ -151,26 +149,10 @@ Result<Attempt> attempt_attention(const ir::Graph& graph, const AttentionFacts& 
 
 }  // namespace
 
-std::shared_ptr<Judged> Judge::find(const std::string& key) {
-  const std::lock_guard lock{mutex_};
-  for (auto it = entries_.begin(); it != entries_.end(); ++it) {
-    if (it->first != key) continue;
-    entries_.splice(entries_.begin(), entries_, it);
-    return it->second;
-  }
-  return nullptr;
-}
-
-void Judge::remember(const std::string& key, std::shared_ptr<Judged> judged) {
-  const std::lock_guard lock{mutex_};
-  entries_.emplace_front(key, std::move(judged));
-  if (entries_.size() > kCapacity) entries_.pop_back();
-}
-
 Result<Judgement> Judge::judge(const ir::Graph& graph, const Device& device, const Options& options,
                                const std::string& key, const Libraries& found) {
   LAWSON_CHECK(prepare(graph, device));
-  if (auto judged = find(key)) return Judgement{std::move(judged), {}, {}};
+  if (auto judged = judged_.find(key)) return Judgement{std::move(judged), {}, {}};
   Judgement judgement;
   auto refuse = [&](std::vector<Reason> reasons) {
     judgement.decision = Decision::unsupported;
@@ -183,7 +165,7 @@ Result<Judgement> Judge::judge(const ir::Graph& graph, const Device& device, con
   if (computes_nothing(graph)) {
     judgement.judged = std::make_shared<Judged>();
     judgement.judged->plan_names = {kNothing};
-    remember(key, judgement.judged);
+    judged_.keep(key, judgement.judged);
     return judgement;
   }
   for (ir::TensorId id = 0; id < graph.input_count + graph.output_count; ++id) {
@@ -224,7 +206,7 @@ Result<Judgement> Judge::judge(const ir::Graph& graph, const Device& device, con
     }
   }
   judgement.judged->plan_names = judgement.judged->lowered->plan_names();
-  remember(key, judgement.judged);
+  judged_.keep(key, judgement.judged);
   return judgement;
 }
 

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <functional>
-#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -11,6 +10,7 @@
 
 #include "engine/cudnn/loader.h"
 #include "engine/cudnn/lowering.h"
+#include "engine/cudnn/recent.h"
 #include "engine/engine.h"
 
 namespace lawson::cudnn {
@@ -62,11 +62,7 @@ class Judge {
                                            const Libraries& found);
 
  private:
-  std::shared_ptr<Judged> find(const std::string& key);
-  void remember(const std::string& key, std::shared_ptr<Judged> judged);
-
-  std::mutex mutex_;
-  std::list<std::pair<std::string, std::shared_ptr<Judged>>> entries_;
+  Recent<Judged> judged_{64};  // by key
 };
 
 }  // namespace lawson::cudnn

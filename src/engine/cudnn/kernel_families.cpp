@@ -3,12 +3,10 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <list>
-#include <mutex>
 #include <numeric>
-#include <utility>
 
 #include "engine/cudnn/facts.h"
+#include "engine/cudnn/recent.h"
 
 namespace lawson::cudnn {
 namespace {
@@ -27,7 +25,7 @@ std::vector<std::size_t> memory_order(const Dims& strides) {
 }
 
 // The sizes of the inner dims and the columns of products. cuDNN 9.19 gives them a kernel that was
-// compiled for others, and one in 35 such launches fails ("invalid value", measured on an H200).
+// compiled for others, and one in 39 such launches fails ("invalid value", measured on an H200).
 std::vector<std::int64_t> fixed_sizes(const ir::Graph& fusion) {
   std::vector<std::int64_t> sizes;
   for (const ir::Node& node : fusion.nodes) {
@@ -40,31 +38,6 @@ std::vector<std::int64_t> fixed_sizes(const ir::Graph& fusion) {
   }
   return sizes;
 }
-
-class Families {
- public:
-  static Families& shared() {
-    static auto* const families = new Families;  // outlives cuDNN's own end
-    return *families;
-  }
-
-  std::shared_ptr<KernelFamily> get(const std::string& id) {
-    const std::lock_guard lock{mutex_};
-    const auto found = std::find_if(entries_.begin(), entries_.end(),
-                                    [&](const auto& entry) { return entry.first == id; });
-    if (found != entries_.end()) {
-      entries_.splice(entries_.begin(), entries_, found);
-    } else {
-      entries_.emplace_front(id, make_kernel_family());
-      if (entries_.size() > kCapacity) entries_.pop_back();
-    }
-    return entries_.front().second;
-  }
-
- private:
-  std::mutex mutex_;
-  std::list<std::pair<std::string, std::shared_ptr<KernelFamily>>> entries_;  // last used first
-};
 
 }  // namespace
 
@@ -86,8 +59,10 @@ std::string family_text(const ir::Graph& fusion) {
 
 std::shared_ptr<KernelFamily> kernel_family(const ir::Graph& fusion, const Device& device) {
   if (!has_matmul(fusion)) return nullptr;
-  return Families::shared().get(fmt::format("{} {} {}\n{}", device.ordinal, device.name,
-                                            device.properties.dump(), family_text(fusion)));
+  static auto* const families = new Recent<KernelFamily>{kCapacity};  // outlives cuDNN's own end
+  const std::string id = fmt::format("{} {} {}\n{}", device.ordinal, device.name,
+                                     device.properties.dump(), family_text(fusion));
+  return families->find_or(id, make_kernel_family);
 }
 
 }  // namespace lawson::cudnn
