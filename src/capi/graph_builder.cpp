@@ -276,6 +276,17 @@ Status add_op(lawson_graph_builder& builder, const std::string& name,
   return {};
 }
 
+// What every way to add an op is given.
+Status check_op(const lawson_graph_builder* builder, const char* op, const lawson_tensor_id* inputs,
+                std::size_t input_count, const lawson_attribute* attributes,
+                std::size_t attribute_count) {
+  LAWSON_CHECK(usable(builder));
+  LAWSON_CHECK(require(op, "op"));
+  if (input_count > 0) LAWSON_CHECK(require(inputs, "inputs"));
+  if (attribute_count > 0) LAWSON_CHECK(require(attributes, "attributes"));
+  return {};
+}
+
 // Outputs under the names that the caller wants; generated names give way.
 Status name_outputs(ir::Graph& graph, const std::vector<std::string>& names) {
   const auto find = [&](const std::string& name) {
@@ -359,10 +370,7 @@ lawson_status lawson_graph_builder_op(lawson_graph_builder* builder, const char*
                                       const lawson_attribute* attributes, size_t attribute_count,
                                       lawson_tensor_id* result) {
   return guard([&]() -> Status {
-    LAWSON_CHECK(usable(builder));
-    LAWSON_CHECK(require(op, "op"));
-    if (input_count > 0) LAWSON_CHECK(require(inputs, "inputs"));
-    if (attribute_count > 0) LAWSON_CHECK(require(attributes, "attributes"));
+    LAWSON_CHECK(check_op(builder, op, inputs, input_count, attributes, attribute_count));
     LAWSON_CHECK(require(result, "result"));
     lawson_tensor_id* const results[] = {result};
     return add_op(*builder, op, {inputs, input_count}, {attributes, attribute_count}, results);
@@ -374,10 +382,7 @@ lawson_status lawson_graph_builder_op_at(lawson_graph_builder* builder, const ch
                                          size_t input_count, const lawson_attribute* attributes,
                                          size_t attribute_count, lawson_tensor_id* result) {
   return guard([&]() -> Status {
-    LAWSON_CHECK(usable(builder));
-    LAWSON_CHECK(require(op, "op"));
-    if (input_count > 0) LAWSON_CHECK(require(inputs, "inputs"));
-    if (attribute_count > 0) LAWSON_CHECK(require(attributes, "attributes"));
+    LAWSON_CHECK(check_op(builder, op, inputs, input_count, attributes, attribute_count));
     LAWSON_CHECK(require(result, "result"));
     LAWSON_TRY(std::string here, read_source(source));
     struct Elsewhere {  // the source of other ops, meanwhile
@@ -397,10 +402,7 @@ lawson_status lawson_graph_builder_op_results(lawson_graph_builder* builder, con
                                               lawson_tensor_id* const* results,
                                               size_t result_count) {
   return guard([&]() -> Status {
-    LAWSON_CHECK(usable(builder));
-    LAWSON_CHECK(require(op, "op"));
-    if (input_count > 0) LAWSON_CHECK(require(inputs, "inputs"));
-    if (attribute_count > 0) LAWSON_CHECK(require(attributes, "attributes"));
+    LAWSON_CHECK(check_op(builder, op, inputs, input_count, attributes, attribute_count));
     LAWSON_CHECK(require(results, "results"));
     return add_op(*builder, op, {inputs, input_count}, {attributes, attribute_count},
                   {results, result_count});
