@@ -7,7 +7,6 @@ import json
 import os
 import re
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from typing import Any
 import lawson
 import pytest
 from lawson import _core
+from new_process import in_new_process
 
 ROOT = Path(__file__).resolve().parents[2]
 SPECS = ROOT / "examples/specs"
@@ -55,19 +55,6 @@ def loaded_library() -> ctypes.CDLL:
     paths = set(re.findall(r"/\S*liblawson\.so\S*", maps))
     assert len(paths) == 1, paths  # one for everything in the process
     return ctypes.CDLL(paths.pop())
-
-
-def in_new_process(code: str, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", code, *arguments],
-        env={**os.environ, "LAWSON_CACHE": "off"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 # ---- what it is ---------------------------------------------------------------------------------
@@ -612,17 +599,8 @@ def test_the_examples_of_the_page(tmp_path: Path) -> None:
     code = "\n".join(blocks)
     for name in ("plans.lawson", "trace.json"):
         code = code.replace(f'"{name}"', repr(str(tmp_path / name)))
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        env={**os.environ, "LAWSON_CACHE": "off"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "attention.full.prefill" in done.stdout
+    printed = in_new_process(code, cwd=ROOT)
+    assert "attention.full.prefill" in printed
     assert {path.name for path in tmp_path.iterdir()} == {"plans.lawson", "trace.json"}
 
 

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -20,6 +17,7 @@ from jax import export, ffi
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from lawson import _core
 from lawson.jax import _runtime as runtime
+from new_process import in_new_process
 
 Array = np.ndarray[Any, np.dtype[Any]]
 CPU_OPTIONS = lawson.Options(engine="cpu")
@@ -265,17 +263,9 @@ def test_an_exported_program_carries_its_plan(embed: bool, built: int, tmp_path:
     files[0].write_bytes(program)
     np.save(files[1], x)
     np.save(files[2], y)
-    done = subprocess.run(
-        [sys.executable, "-c", EXPORTED, *map(str, files)],
-        env={**os.environ, "LAWSON_CACHE": "off"},
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    printed = in_new_process(EXPORTED, *map(str, files))
     np.testing.assert_array_equal(np.load(files[3]), call(x, y))
-    totals = json.loads(done.stdout)
+    totals = json.loads(printed)
     assert totals["execute"] == 1 and totals["create_graph"] == built, totals
 
 
