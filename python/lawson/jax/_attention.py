@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lawson._attention_setup import MASKS, OPTIONAL, Choice, Setup
 from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson.jax import _attention_arguments as arguments
 from lawson.jax import _attention_batching as batching
@@ -16,7 +17,6 @@ from lawson.jax import _attention_primitive as primitive
 from lawson.jax._attention_grad import attend
 from lawson.jax._attention_partition import seed_of_shard
 from lawson.jax._attention_segments import Segments, cumulative
-from lawson.jax._attention_setup import MASKS, OPTIONAL, Choice, Setup
 
 primitive.register()
 batching.register()

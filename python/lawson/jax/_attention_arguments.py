@@ -10,8 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lawson._attention_setup import DENSE, FLOATS
 from lawson._errors import InvalidArgumentError
-from lawson.jax._attention_setup import DENSE, FLOATS
 
 # Packed layouts: where the packed axis is, and which tensors it holds.
 _PACKED = {

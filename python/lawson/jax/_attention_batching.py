@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import batching
 
+from lawson._attention_setup import OF_SEQUENCES, Setup
 from lawson.jax import _attention_primitive as primitive
-from lawson.jax._attention_setup import OF_SEQUENCES, Setup
 from lawson.jax._jax import at_least_f32
 
 _OF_HEADS = ("slopes", "sink")

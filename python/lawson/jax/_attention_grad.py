@@ -21,10 +21,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from lawson._attention_setup import Setup
 from lawson._errors import UnsupportedError
 from lawson.jax import _attention_primitive as primitive
 from lawson.jax._attention_segments import rows_in_use
-from lawson.jax._attention_setup import Setup
 from lawson.jax._jax import at_least_f32
 
 _HAS_GRADIENT = ("q", "k", "v", "bias", "sink")

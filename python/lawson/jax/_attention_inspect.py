@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 from lawson import _core
+from lawson._attention_setup import Setup
 from lawson.jax import _attention_primitive as primitive
-from lawson.jax._attention_setup import Setup
 
 
 @dataclasses.dataclass(frozen=True)

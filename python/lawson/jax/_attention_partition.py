@@ -18,9 +18,9 @@ import jax.numpy as jnp
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import NamedSharding, PartitionSpec
 
+from lawson._attention_setup import Setup
 from lawson._errors import Error, UnsupportedError
 from lawson.jax import _attention_primitive as primitive
-from lawson.jax._attention_setup import Setup
 from lawson.jax._jax import at_least_f32
 
 _ALONG = {"q": "sm", "k": "tnp", "v": "tnp"}  # dims that only context parallelism could split

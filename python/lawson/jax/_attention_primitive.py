@@ -19,9 +19,9 @@ from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, mlir
 
 from lawson import _core
+from lawson._attention_setup import Setup
 from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson.jax import _jax, _runtime
-from lawson.jax._attention_setup import Setup
 
 PASSES = ("forward", "backward")
 NO_DERIVATIVE = (
