@@ -16,8 +16,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lawson.jax._fusion_shapes import operands_of, results_of, types_of
-from lawson.jax._trace_values import POINTWISE
+from lawson._graph.shapes import operands_of, results_of, types_of
+from lawson._graph.values import POINTWISE
 
 Factor = int
 Dim = tuple[Factor, ...]

@@ -26,12 +26,12 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lawson import _core
 from lawson._errors import UnsupportedError
+from lawson._graph.shapes import operands_of, results_of, types_of
+from lawson._graph.split import Glue, parts
+from lawson._graph.values import numpy_dtype
 from lawson.jax import _jax, _runtime
 from lawson.jax._fusion_partition import Factors, factors_of, shard
 from lawson.jax._fusion_program import Program, Settings
-from lawson.jax._fusion_shapes import operands_of, results_of, types_of
-from lawson.jax._fusion_split import Glue, parts
-from lawson.jax._trace_values import numpy_dtype
 
 # ---- plans -------------------------------------------------------------------------------------
 

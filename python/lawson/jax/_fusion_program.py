@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from lawson import _core
+from lawson._graph.shapes import operands_of, output_names, results_of, with_outputs
+from lawson._graph.tidy import tidied
 from lawson.jax import _jax
-from lawson.jax._fusion_shapes import operands_of, output_names, results_of, with_outputs
-from lawson.jax._fusion_tidy import tidied
 from lawson.jax._trace import Output, Trace, trace
 
 T = TypeVar("T")

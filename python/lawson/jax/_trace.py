@@ -17,10 +17,10 @@ import numpy as np
 
 import lawson.jax._trace_matmul  # noqa: F401  (its rules)
 from lawson._errors import UnsupportedError
+from lawson._graph.idioms import rectifier
+from lawson._graph.values import Const, Emitter, Operand, Value, const, dtype_name
 from lawson.jax import _jax
-from lawson.jax._trace_idioms import rectifier
 from lawson.jax._trace_ops import RULES
-from lawson.jax._trace_values import Const, Emitter, Operand, Value, const, dtype_name
 
 # What to write instead of a primitive that has no rule.
 _HINTS = {

@@ -10,8 +10,8 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+from lawson._graph.values import Operand, Value, is_float
 from lawson.jax._trace_ops import rule
-from lawson.jax._trace_values import Operand, Value, is_float
 
 if TYPE_CHECKING:
     from lawson.jax._trace import Walk

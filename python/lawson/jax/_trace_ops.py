@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from lawson.jax._trace_idioms import recognised
-from lawson.jax._trace_values import (
+from lawson._graph.idioms import recognised
+from lawson._graph.values import (
     Const,
     Operand,
     Value,

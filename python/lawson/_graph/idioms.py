@@ -1,4 +1,4 @@
-"""Activations that JAX spells out, recognised by structure: ``gelu``, ``silu``, ``softplus``, ``elu``.
+"""Activations that frameworks spell out, recognised by structure: ``gelu``, ``silu``, ``elu``, ...
 
 Engines have kernels of their own for them, and their gradients are one op. Constants match within
 the rounding of their dtype; ``add`` and ``mul`` match in either order. ``relu`` and ``relu6`` are
@@ -15,7 +15,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from lawson.jax._trace_values import Const, Emitter, Operand, Value, is_float, numpy_dtype
+from lawson._graph.values import Const, Emitter, Operand, Value, is_float, numpy_dtype
 
 _COMMUTES = {"add", "mul"}
 # A pattern: "x" (the same operand everywhere), a number, "alpha" (any constant), or (op, *patterns).

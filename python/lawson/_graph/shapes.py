@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from lawson.jax._trace_values import POINTWISE
+from lawson._graph.values import POINTWISE
 
 
 @dataclasses.dataclass(frozen=True)

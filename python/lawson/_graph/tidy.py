@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from lawson.jax._fusion_shapes import operands_of, results_of, types_of, with_outputs
+from lawson._graph.shapes import operands_of, results_of, types_of, with_outputs
 
 _VIEWS = {"reshape", "transpose"}
 _Op = dict[str, Any]

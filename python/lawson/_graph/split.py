@@ -4,7 +4,7 @@ What a user marks is one kernel or an error. Its gradient is nothing that anybod
 gradients are several kernels by nature: those of a product's two operands are two products. Such a
 graph is cut where a product would read what another product computes and behind reductions, into
 parts that are fusions of their own: each judged, each under the policy of the marked one. What is
-nothing but a change of dtype or shape between two of them, or behind them, is XLA's (``Glue``).
+nothing but a change of dtype or shape between two of them, or behind them, is the framework's (``Glue``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from lawson._errors import UnsupportedError
-from lawson.jax._fusion_shapes import operands_of, results_of, types_of, with_outputs
+from lawson._graph.shapes import operands_of, results_of, types_of, with_outputs
 
 _VIEWS = {"transpose", "reshape", "broadcast", "slice"}
 _GLUE = {"convert", "reshape", "transpose"}

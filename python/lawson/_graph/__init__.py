@@ -1,0 +1,1 @@
+"""Graph documents: written by the frontends, derived, cut into kernels; of no framework."""
