@@ -81,8 +81,8 @@ def inspect_attention(eqn: Any, platform: str) -> AttentionInspection:
     setup: Setup = eqn.params["setup"]
     avals = [variable.aval for variable in eqn.invars]
     device = primitive.device_of(setup, platform)
-    options = primitive.options_of(setup, platform)
     spec = primitive.spec_of(setup, avals)
+    options = primitive.options_of(setup, platform, spec, device)
     verdict = primitive.judge(spec, device, options)
     plan = _core.attention_plan(spec, which, device, options)
     return AttentionInspection(f"attention.{which}", platform, spec, verdict, plan)

@@ -18,9 +18,9 @@ from jax.extend.core import Primitive
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, mlir
 
-from lawson import _core
+from lawson import _core, _settings
 from lawson._attention_setup import Setup
-from lawson._errors import InvalidArgumentError, UnsupportedError
+from lawson._errors import UnsupportedError
 from lawson.jax import _jax, _runtime
 
 PASSES = ("forward", "backward")
@@ -61,35 +61,32 @@ def spec_of(setup: Setup, avals: Sequence[Any]) -> str:
     )
 
 
-def options_of(setup: Setup, platform: str) -> _core.Options:
-    """The options of judging and compiling; on the host LAWSON_ENGINE may name the engine."""
+def options_of(setup: Setup, platform: str, spec: str, device: _core.Device) -> _core.Options:
+    """The options of judging and compiling, with the engine that runs; None: the device's own.
+
+    Of several that LAWSON_ENGINE names, under policy "allow", it is the first that supports the
+    spec. Raises UnsupportedError, with the reasons of each, where none does.
+    """
     choice = setup.choice
-    engine = choice.engine
-    if engine is None and platform == "cpu":
-        engine = _host_engine(_runtime.named_engines(None))
-    return _core.Options(
-        engine=engine,
-        workspace_limit=choice.workspace_limit,
-        tuning=choice.tuning,
-        deterministic=setup.deterministic,
-    )
-
-
-def _host_engine(named: Sequence[str]) -> str | None:
-    """The first of LAWSON_ENGINE's that runs on the host; None: nothing is named."""
-    for name in named:
-        if name not in ("cudnn", *_runtime.HOST_ENGINES):
-            raise InvalidArgumentError(
-                f"LAWSON_ENGINE: '{name}' is no engine; allowed: cudnn, "
-                f"{', '.join(_runtime.HOST_ENGINES)}"
-            )
-    host = [name for name in named if name in _runtime.HOST_ENGINES]
-    if named and not host:
-        raise UnsupportedError(
-            "attention: LAWSON_ENGINE names cudnn, which needs a GPU, and these arrays are the "
-            "host's: name cpu or reference, or nothing"
+    engines: tuple[str | None, ...] = (choice.engine,)
+    if choice.engine is None and device.is_present:
+        engines = _settings.engines_on(platform, None) or (None,)
+    reasons: list[str] = []
+    for engine in engines:
+        options = _core.Options(
+            engine=engine,
+            workspace_limit=choice.workspace_limit,
+            tuning=choice.tuning,
+            deterministic=setup.deterministic,
         )
-    return host[0] if host else None
+        if len(engines) == 1:
+            return options
+        try:
+            judge(spec, device, options)
+            return options
+        except UnsupportedError as error:
+            reasons.append(f"{engine}: {error}")
+    raise UnsupportedError(f"attention: no engine named has it; {'; '.join(reasons)}")
 
 
 def device_of(setup: Setup, platform: str) -> _core.Device:
@@ -202,8 +199,8 @@ def varying_alike(operands: Sequence[Any]) -> list[Any]:
 
 def _lower(ctx: Any, *operands: Any, setup: Setup, which: str, platform: str) -> Sequence[Any]:
     device = device_of(setup, platform)
-    options = options_of(setup, platform)
     spec = spec_of(setup, ctx.avals_in)
+    options = options_of(setup, platform, spec, device)
     if setup.training:
         judge(spec, device, options)  # both passes; before either runs
     plan = _core.attention_plan(spec, which, device, options)

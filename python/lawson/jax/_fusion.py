@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import inspect as _inspect
 import json
-import math
 import re
 import sys
 import threading
@@ -19,16 +18,13 @@ import jax
 import jax.export
 import numpy as np
 
-from lawson import _core
+from lawson import _core, _settings
 from lawson._errors import InvalidArgumentError
 from lawson.jax import _jax, _runtime
 from lawson.jax._attention_inspect import AttentionInspection, inspect_attention, is_attention
 from lawson.jax._fusion_primitive import Kernel, bind, compiled
 from lawson.jax._fusion_program import Program, Settings, traced
 
-_POLICIES = ("require", "allow")
-_TUNINGS = ("off", "quick", "exhaustive")
-_ENGINES = ("cudnn", "cpu", "reference")
 _KEPT = 256  # signatures of one fusion
 
 # What `jax.export.export(..., disabled_checks=export_checks)` needs: the targets of Lawson's calls,
@@ -206,17 +202,16 @@ def fusion(
       InvalidArgumentError: a setting that is none, or an argument that is no array.
     """
     settings = Settings(
-        policy=policy,
-        tuning=tuning,
-        engines=_names(engines),
-        target=target,
-        deterministic=deterministic,
-        workspace_limit=workspace_limit,
-        deadline_ms=deadline_ms,
-        strict=strict,
-        definition=definition,
+        policy=_settings.policy(policy),
+        tuning=_settings.tuning(tuning),
+        engines=_settings.engines(engines),
+        target=_settings.target(target),
+        deterministic=_settings.flag("deterministic", deterministic),
+        workspace_limit=_settings.workspace_limit(workspace_limit),
+        deadline_ms=_settings.deadline_ms(deadline_ms),
+        strict=_settings.flag("strict", strict),
+        definition=_settings.flag("definition", definition),
     )
-    _check(settings)
     if function is None:
         return lambda f: Fusion(f, settings)
     return Fusion(function, settings)
@@ -230,52 +225,6 @@ def cudnn_fusion(function: Callable[..., Any]) -> Any:
     engine; nothing else does.)
     """
     return fusion(function, definition=True)
-
-
-def _names(engines: Sequence[str] | str | None) -> tuple[str, ...] | None:
-    if engines is None:
-        return None
-    if isinstance(engines, str):
-        return (engines,)
-    if not isinstance(engines, Sequence):
-        raise InvalidArgumentError(
-            f"engines: {engines!r} is not allowed; expected a name or a list of names"
-        )
-    return tuple(engines)
-
-
-def _check(settings: Settings) -> None:
-    def refuse(field: str, value: Any, allowed: str) -> None:
-        raise InvalidArgumentError(f"{field}: {value!r} is not allowed; expected {allowed}")
-
-    def expect(field: str, value: Any, allowed: Sequence[str]) -> None:
-        if value not in allowed:
-            refuse(field, value, f"one of {', '.join(allowed)}")
-
-    if settings.policy is not None:
-        expect("policy", settings.policy, _POLICIES)
-    expect("tuning", settings.tuning, _TUNINGS)
-    if settings.engines == ():
-        raise InvalidArgumentError("engines: an empty list; None is for the default")
-    for name in settings.engines or ():
-        expect("engines", name, _ENGINES)
-    for field in ("deterministic", "strict", "definition"):
-        value = getattr(settings, field)
-        if not isinstance(value, (bool, np.bool_)):
-            refuse(field, value, "True or False")
-    limit, deadline, target = settings.workspace_limit, settings.deadline_ms, settings.target
-    if limit is not None and not (_is_number(limit, int, np.integer) and 0 <= limit < 1 << 63):
-        refuse("workspace_limit", limit, "None (no limit), or a number of bytes, 0 or more")
-    if not (_is_number(deadline, int, float, np.number) and 0 <= deadline < math.inf):
-        refuse("deadline_ms", deadline, "milliseconds, 0 (none) or more")
-    if target is not None and not isinstance(target, str):
-        refuse("target", target, "None, or the name of a GPU")
-    if target is not None:
-        _core.Device(target)
-
-
-def _is_number(value: Any, *kinds: type) -> bool:
-    return isinstance(value, kinds) and not isinstance(value, bool)
 
 
 def is_array(leaf: Any) -> bool:

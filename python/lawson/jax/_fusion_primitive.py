@@ -24,7 +24,7 @@ from jax.experimental.custom_partitioning import (
 from jax.interpreters import ad, batching, mlir
 from jax.sharding import NamedSharding, PartitionSpec
 
-from lawson import _core
+from lawson import _core, _settings
 from lawson._errors import UnsupportedError
 from lawson._graph.shapes import operands_of, results_of, types_of
 from lawson._graph.split import Glue, parts
@@ -128,7 +128,7 @@ def kernel(program: Program, platform: str, document: dict[str, Any]) -> Kernel:
     else:
         plan, verdict, chosen = _core.compile(graph, device, options), None, None
     wanted = program.trace.full_f32
-    if wanted is not None and plan.engine not in _runtime.HOST_ENGINES:
+    if wanted is not None and plan.engine not in _settings.HOST_ENGINES:
         raise UnsupportedError(
             f"unsupported: fusion '{program.name}': {wanted}: precision HIGHEST of f32 operands: "
             f"engine {plan.engine} multiplies them as TF32\n"
@@ -142,16 +142,12 @@ def place(settings: Settings, platform: str) -> tuple[_core.Device, list[str] | 
     if settings.target is not None:
         device = _runtime.target_on(platform, settings.target)
         if not device.is_present:
+            if settings.engines is not None:
+                _settings.engines_on(platform, settings.engines, settings.policy)
             return device, None
     else:
         device = _runtime.device_for(platform, settings.engines)
-    named = _runtime.named_engines(settings.engines)
-    here = [n for n in named if (n in _runtime.HOST_ENGINES) == (platform == "cpu")]
-    if named and not here:
-        raise UnsupportedError(
-            f"platform '{platform}': the engines named are {', '.join(named)}, and none of them "
-            "runs there"
-        )
+    here = list(_settings.engines_on(platform, settings.engines, settings.policy))
     # With policy "allow" the library's own default goes on to the CPU, where no array of a GPU is.
     return device, here or (["cudnn"] if platform == "cuda" else None)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import importlib.util
-import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
@@ -18,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from lawson import _core
+from lawson import _core, _settings
 from lawson._errors import UnavailableError, UnsupportedError
 
 try:
@@ -38,7 +37,6 @@ _TARGETS = {
 }
 # JAX's name of a platform, and the name in the library's symbols.
 _PLATFORMS = {"cpu": "cpu", "CUDA": "cuda"}
-HOST_ENGINES = ("cpu", "reference")
 
 
 def _load() -> ctypes.CDLL:
@@ -134,14 +132,6 @@ def check_platform(platform: str) -> None:
         _checked.add(platform)
 
 
-def named_engines(engines: Sequence[str] | None) -> tuple[str, ...]:
-    """`engines` where they are given, else those of LAWSON_ENGINE; empty: none is named."""
-    if engines is not None:
-        return tuple(engines)
-    named = os.environ.get("LAWSON_ENGINE", "")
-    return tuple(name.strip() for name in named.split(",") if name.strip())
-
-
 def device_for(
     platform: str, engines: Sequence[str] | None = None, ordinal: int | None = None
 ) -> _core.Device:
@@ -165,8 +155,8 @@ def device_for(
             f"platform '{platform}': Lawson has no engine for it; it runs on cuda, and on cpu when "
             "the engine is named: engines=['cpu'], or LAWSON_ENGINE=cpu in the environment"
         )
-    named = named_engines(engines)
-    if not any(name in HOST_ENGINES for name in named):
+    named = _settings.named_engines(engines)
+    if not any(name in _settings.HOST_ENGINES for name in named):
         wanted = f"the engines named are {', '.join(named)}" if named else "no engine is named"
         raise UnsupportedError(
             f"platform 'cpu': {wanted}, and the default engine, cudnn, needs a GPU. To run on the "
