@@ -7,7 +7,6 @@ without consts); its graph is made when it is first needed. Derived programs are
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar, cast
@@ -16,11 +15,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from lawson import _core
-from lawson._graph.shapes import operands_of, output_names, results_of, with_outputs
+from lawson._graph.gradient import gradient_trace
 from lawson._graph.tidy import tidied
+from lawson._graph.walk import Trace
 from lawson.jax import _jax
-from lawson.jax._trace import Output, Trace, trace
+from lawson.jax._trace import trace
 
 T = TypeVar("T")
 
@@ -111,7 +110,9 @@ class Program:
 
     def _trace(self) -> Trace:
         if self.gradient_of is not None:
-            derived = gradient_graph(self.gradient_of, self.name)
+            origin = self.gradient_of
+            forward, count = origin.forward.trace, len(origin.forward.labels)
+            derived = gradient_trace(forward, count, origin.wrt, origin.of, self.name)
             if derived is not None:
                 return derived
         found = trace(self.jaxpr, self.name, self.labels, strict=self.settings.strict)
@@ -288,59 +289,3 @@ def traced(function: Callable[..., Any], avals: Sequence[Any]) -> tuple[Any, lis
     again, more = traced(with_arrays, [*known, *avals])
     assert not more
     return again, lifted
-
-
-# ---- gradients as graphs -----------------------------------------------------------------------
-
-
-def gradient_graph(origin: Origin, name: str) -> Trace | None:
-    """The backward graph as the library derives it; None where JAX's derivative is another one.
-
-    It is another one where a function stops gradients or has a rule of its own, and where the
-    forward graph does not hold everything (an argument that is returned as it is).
-    """
-    forward = origin.forward.trace
-    used = [forward.outputs[i] for i in origin.of]
-    if forward.document is None or forward.own_gradient is not None:
-        return None
-    if any(o.kind != "graph" for o in used) or len({o.index for o in used}) != len(used):
-        return None
-    read = {a: i for i, a in enumerate(forward.operands)}
-    if not used or any(a not in read for a in origin.wrt):
-        return None
-    document = dict(forward.document)
-    names = [document["outputs"][o.index] for o in used]
-    document = with_outputs(document, names)
-    inputs = {item["name"]: item for item in document["inputs"]}
-    wanted = [forward.document["inputs"][read[a]]["name"] for a in origin.wrt]
-    if any(w not in inputs or f"d_{w}" in inputs for w in wanted):
-        return None
-    if any(f"d_{n}" in inputs for n in names):
-        return None
-    graph = _core.gradient(_core.Graph.from_json(json.dumps(document), name), wanted)
-    backward = json.loads(graph.json())
-    backward.update(name=name, outputs=output_names(backward))
-    position = {forward.document["inputs"][i]["name"]: a for a, i in read.items()}
-    first = len(origin.forward.labels)
-    position.update({f"d_{n}": first + i for i, n in enumerate(names)})
-    return _forwarding(tidied(backward), position, forward.full_f32)
-
-
-def _forwarding(document: dict[str, Any], position: dict[str, int], full_f32: str | None) -> Trace:
-    """The trace of a document; a result that is an argument as it was given is not computed."""
-    types = {item["name"]: item["dtype"] for item in document["inputs"]}
-    makers = {results_of(op)[0]: op for op in document["ops"]}
-    outputs: list[Output] = []
-    computed: list[str] = []
-    for name in document["outputs"]:
-        source = operands_of(makers[name])[0] if operands_of(makers[name]) else ""
-        if makers[name]["op"] == "convert" and types.get(source) == makers[name]["dtype"]:
-            outputs.append(Output("argument", position[source]))
-        else:
-            outputs.append(Output("graph", len(computed)))
-            computed.append(name)
-    if not computed:
-        return Trace(None, (), tuple(outputs), None, full_f32)
-    document = with_outputs(document, computed)
-    operands = tuple(position[item["name"]] for item in document["inputs"])
-    return Trace(document, operands, tuple(outputs), None, full_f32)

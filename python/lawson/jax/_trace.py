@@ -8,17 +8,17 @@ code, and what could be written instead.
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
 
 import lawson.jax._trace_matmul  # noqa: F401  (its rules)
-from lawson._errors import UnsupportedError
+from lawson._graph import walk as _walk
 from lawson._graph.idioms import rectifier
-from lawson._graph.values import Const, Emitter, Operand, Value, const, dtype_name
+from lawson._graph.values import Operand, const, dtype_name
+from lawson._graph.walk import Trace
 from lawson.jax import _jax
 from lawson.jax._trace_ops import RULES
 
@@ -52,51 +52,11 @@ _HINTS = {
 }  # fmt: skip
 
 
-@dataclasses.dataclass(frozen=True)
-class Output:
-    """Where a result comes from: the graph's output ``index``, the argument ``index``, or a
-    constant."""
+class Walk(_walk.Walk):
+    """One walk over a jaxpr."""
 
-    kind: str  # "graph", "argument" or "constant"
-    index: int = 0
-    constant: Const | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Trace:
-    """A graph document, and how it is tied to the function.
-
-    ``document`` is None where nothing is computed. ``operands[i]``: which flat argument is the
-    graph's input i. ``own_gradient``: what makes JAX's derivative of the function differ from that
-    of the graph (``stop_gradient``, a custom rule); None where they agree. ``full_f32``: the line
-    that asks for f32 products without TF32; None where nothing does.
-    """
-
-    document: dict[str, Any] | None
-    operands: tuple[int, ...]
-    outputs: tuple[Output, ...]
-    own_gradient: str | None
-    full_f32: str | None
-
-
-class Walk:
-    """One walk over a jaxpr; rules write through ``emit``."""
-
-    def __init__(self, fusion: str) -> None:
-        self.fusion = fusion
-        self.emit = Emitter()
-        self.own_gradient: str | None = None
-        self.full_f32: str | None = None
-        self._primitive = ""
-
-    # ---- for rules ---------------------------------------------------------------------------
-
-    def refuse(self, what: str, nearest: str) -> NoReturn:
-        where = f" at {self.emit.source}" if self.emit.source else ""
-        raise UnsupportedError(
-            f"unsupported: fusion '{self.fusion}': {self._primitive}{where}: {what}\n"
-            f"  nearest supported form: {nearest}"
-        )
+    framework = "JAX"
+    clip = "jnp.clip"
 
     def dtype(self, dtype: Any) -> str:
         name = dtype_name(dtype)
@@ -107,12 +67,6 @@ class Walk:
 
     def shape(self, eqn: Any) -> tuple[int, ...]:
         return tuple(int(n) for n in eqn.outvars[0].aval.shape)
-
-    def rounds_gradient(self, what: str) -> None:
-        self.own_gradient = self.own_gradient or what
-
-    def needs_full_f32(self) -> None:
-        self.full_f32 = self.full_f32 or f"{self._primitive} at {self.emit.source}"
 
     # ---- the walk ----------------------------------------------------------------------------
 
@@ -130,7 +84,7 @@ class Walk:
 
     def equation(self, eqn: Any, operands: list[Operand]) -> list[Operand]:
         self.emit.source = _jax.source_line(eqn) or self.emit.source
-        self._primitive = eqn.primitive.name
+        self._op = eqn.primitive.name
         for variable in eqn.outvars:
             if hasattr(variable.aval, "dtype"):
                 self.dtype(variable.aval.dtype)
@@ -147,7 +101,7 @@ class Walk:
         jaxpr, consts = inner
         source, before = self.emit.source, self.own_gradient
         results = self.jaxpr(jaxpr, [self.captured(c) for c in consts], operands)
-        self.emit.source, self._primitive = source, eqn.primitive.name
+        self.emit.source, self._op = source, eqn.primitive.name
         if _jax.has_derivative_rule(eqn):
             own = rectifier(self.emit, results[0]) if len(results) == 1 else None
             made = self.emit.made(results[0]) if len(results) == 1 else None
@@ -207,31 +161,11 @@ def trace(jaxpr: Any, name: str, argument_names: Sequence[str], *, strict: bool 
     inner, consts = _jax.open_jaxpr(jaxpr)
     arguments: list[Operand] = []
     for label, variable in zip(argument_names, inner.invars):
-        walk._primitive = f"argument '{label}'"
+        walk._op = f"argument '{label}'"
         aval = variable.aval
         if not all(isinstance(n, int) for n in aval.shape):
             walk.refuse(f"the shape {aval.shape} is not known", "shapes of numbers")
         arguments.append(walk.emit.input(label, walk.dtype(aval.dtype), tuple(aval.shape)))
     walk.emit.source = ""
     results = walk.jaxpr(inner, [walk.captured(c) for c in consts], arguments)
-    names = [a.name for a in arguments if isinstance(a, Value)]
-    outputs: list[Output] = []
-    written: list[str] = []
-    for result in results:
-        if isinstance(result, Const):
-            outputs.append(Output("constant", constant=result))
-            continue
-        whole = walk.emit.whole(result)
-        if whole.name in names:
-            outputs.append(Output("argument", names.index(whole.name)))
-            continue
-        if whole.name not in written:
-            written.append(whole.name)
-        outputs.append(Output("graph", written.index(whole.name)))
-    if not written:
-        return Trace(None, (), tuple(outputs), walk.own_gradient, walk.full_f32)
-    document = walk.emit.document(name, written, strict)
-    read = {x for op in document["ops"] for x in op["in"]}
-    operands = tuple(i for i, label in enumerate(names) if label in read)
-    document["inputs"] = [document["inputs"][i] for i in operands]
-    return Trace(document, operands, tuple(outputs), walk.own_gradient, walk.full_f32)
+    return walk.traced(arguments, results, strict)

@@ -1,16 +1,11 @@
-"""``dot_general`` with any dimension numbers, and block-scaled products, as ``matmul``.
-
-Operands become ``[batch.., M, K]`` and ``[batch.., K, N]`` by views that are moved to the inputs;
-several dims of one kind become one.
-"""
+"""``dot_general`` with any dimension numbers, and block-scaled products, as ``matmul``."""
 
 from __future__ import annotations
 
-import dataclasses
-import math
 from typing import TYPE_CHECKING, Any
 
-from lawson._graph.values import Operand, Value, is_float
+from lawson._graph.product import product
+from lawson._graph.values import Operand, is_float
 from lawson.jax._trace_ops import rule
 
 if TYPE_CHECKING:
@@ -56,40 +51,7 @@ def _dot_general(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
             f"a product of {a.dtype} and {b.dtype} as {out} wraps around",
             "preferred_element_type=jnp.int32",
         )
-    free_a = [i for i in range(len(a.shape)) if i not in (*contract_a, *batch_a)]
-    free_b = [i for i in range(len(b.shape)) if i not in (*contract_b, *batch_b)]
-    rows, columns = [a.shape[i] for i in free_a], [b.shape[i] for i in free_b]
-    batch, depth = [a.shape[i] for i in batch_a], math.prod(a.shape[i] for i in contract_a)
-    left = _operand(walk, a, [*batch_a, *free_a, *contract_a], batch, [math.prod(rows), depth])
-    right = _operand(walk, b, [*batch_b, *contract_b, *free_b], batch, [depth, math.prod(columns)])
-    shape = (*batch, math.prod(rows), math.prod(columns))
-    stored = (
-        tuple(
-            max(p, q) if 0 not in (p, q) else 0 for p, q in zip(left.stored[:-2], right.stored[:-2])
-        )
-        + shape[-2:]
-    )
-    product = walk.emit.emit("matmul", (left, right), out, stored, shape)
-    return walk.emit.reshape(product, (*batch, *rows, *columns))
-
-
-def _operand(walk: Walk, x: Operand, perm: list[int], batch: list[int], matrix: list[int]) -> Value:
-    """``[batch.., matrix]``, with all of the matrix stored; batch dims may be broadcast."""
-    if not isinstance(x, Value) or not x.stored:
-        x = walk.emit.whole(x)
-    y = walk.emit.transpose(x, perm)
-    assert isinstance(y, Value)
-    y = walk.emit.aligned(y)
-    count = len(batch)
-    if y.stored[count:] != y.shape[count:]:
-        y = walk.emit.whole(y)
-    # the batch dims stay as they are stored; what is behind them becomes a matrix
-    part = dataclasses.replace(y, shape=y.stored)
-    part_shape = (*y.stored[:count], *matrix)
-    reshaped = walk.emit.reshape(part, part_shape)
-    assert isinstance(reshaped, Value)
-    reshaped = walk.emit.aligned(reshaped) if reshaped.stored else walk.emit.whole(reshaped)
-    return dataclasses.replace(reshaped, shape=(*batch, *matrix))
+    return product(walk, a, b, (contract_a, contract_b), (batch_a, batch_b), out)
 
 
 @rule("scaled_matmul", "scaled_matmul_wrapper")
