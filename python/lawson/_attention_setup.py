@@ -19,8 +19,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from lawson._errors import InvalidArgumentError
 
 DENSE = ("bshd", "sbhd", "bhsd")
@@ -32,6 +30,21 @@ MASKS = (
     "causal_bottom_right",
     "padding_causal_bottom_right",
 )
+# Packed layouts: the word of each tensor, where the packed axis is, how many tensors it holds.
+PACKED = {
+    "bs3hd": ("bshd", 2, 3),
+    "sb3hd": ("sbhd", 2, 3),
+    "t3hd": ("thd", 1, 3),
+    "bsh3d": ("bshd", 3, 3),
+    "sbh3d": ("sbhd", 3, 3),
+    "th3d": ("thd", 2, 3),
+    "bshd_bs2hd": ("bshd", 2, 2),
+    "sbhd_sb2hd": ("sbhd", 2, 2),
+    "thd_t2hd": ("thd", 1, 2),
+    "bshd_bsh2d": ("bshd", 3, 2),
+    "sbhd_sbh2d": ("sbhd", 3, 2),
+    "thd_th2d": ("thd", 2, 2),
+}
 FLOATS = {"float16": "f16", "bfloat16": "bf16", "float32": "f32", "float64": "f64"}
 # Of each sequence of a batch.
 OF_SEQUENCES = (
@@ -189,6 +202,28 @@ class Setup:
     def layout(self) -> str:
         return "_".join(self.words)
 
+    def text(self) -> str:
+        """As JSON, of which `Setup.of_text` is the inverse; fields at their default are left out."""
+        plain = {
+            field.name: getattr(self, field.name)
+            for field in dataclasses.fields(self)
+            if field.name == "names" or getattr(self, field.name) != field.default
+        }
+        if "choice" in plain:
+            plain["choice"] = dataclasses.asdict(self.choice)
+        return json.dumps(plain)
+
+    @staticmethod
+    def of_text(text: str) -> Setup:
+        """Of a `text()`."""
+        read = json.loads(text)
+        for name in ("names", "words", "window"):
+            if name in read:
+                read[name] = tuple(read[name])
+        if "choice" in read:
+            read["choice"] = Choice(**read["choice"])
+        return Setup(**read)
+
     def forward_results(self) -> tuple[str, ...]:
         names = ["o"]
         if self.stats or self.training:
@@ -216,29 +251,39 @@ class Setup:
         self,
         name: str,
         sizes: Mapping[str, int],
-        types: Mapping[str, Any],
-        shapes: Mapping[str, Any],
-    ) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        types: Mapping[str, str],
+        shapes: Mapping[str, Sequence[int]],
+    ) -> tuple[tuple[int, ...], str]:
         """Shape and dtype of a result, from those of the operands."""
         given = {"dq": "q", "dk": "k", "dv": "v", "dbias": "bias", "dsink": "sink"}.get(name, name)
         if given in self.names:
             return tuple(shapes[given]), types[given]
         shape = tuple(sizes[letter] for letter in self.dims(name))
         if name == "dropped":
-            return shape, np.dtype(np.uint8)
+            return shape, "uint8"
         if name == "o":
-            return shape, types["q"] if self.output_dtype is None else dtype_of(self.output_dtype)
-        wide = types["q"] == np.float64
-        return shape, np.dtype(np.float64 if wide else np.float32)
+            return shape, types["q"] if self.output_dtype is None else self.output_dtype
+        return shape, "float64" if types["q"] == "float64" else "float32"
 
-    def spec(self, shapes: Mapping[str, Sequence[int]], types: Mapping[str, Any]) -> str:
-        """The attention spec (docs/spec.md) of this call, as JSON text."""
+    def spec(
+        self,
+        shapes: Mapping[str, Sequence[int]],
+        types: Mapping[str, str],
+        strides: Mapping[str, Sequence[int]] | None = None,
+    ) -> str:
+        """The attention spec (docs/spec.md) of this call, as JSON text.
+
+        Args:
+          shapes, types: of each operand, by name; types by NumPy's names ("bfloat16").
+          strides: in `[b, h, s, d]` order, in elements, of those of q, k, v, o, do, dq, dk, dv
+            that do not lie as the layout says.
+        """
         sizes = self.sizes(shapes)
         spec: dict[str, Any] = {
             "lawson": 1,
             "kind": "attention",
             "pass": "training" if self.training else "forward",
-            "dtype": FLOATS[types["q"].name],
+            "dtype": FLOATS[types["q"]],
             "batch": sizes["b"],
             "heads": sizes["h"],
             "kv_heads": sizes["g"],
@@ -264,10 +309,10 @@ class Setup:
             spec["output_dtype"] = FLOATS[self.output_dtype]
         if "bias" in self.names:
             spec["bias_shape"] = list(shapes["bias"])
-            spec["bias_dtype"] = FLOATS[types["bias"].name]
+            spec["bias_dtype"] = FLOATS[types["bias"]]
             spec["bias_grad"] = self.bias_grad
         if "mask" in self.names:
-            kind = types["mask"].name
+            kind = types["mask"]
             spec["attn_mask"] = {"dtype": FLOATS.get(kind, kind), "shape": list(shapes["mask"])}
         if "slopes" in self.names:
             spec["alibi_slopes"] = True
@@ -285,14 +330,6 @@ class Setup:
             }
         if self.appends:
             spec["append"] = sizes["a"]
+        if strides:
+            spec["strides"] = {name: list(given) for name, given in strides.items()}
         return json.dumps(spec)
-
-
-def dtype_of(name: str) -> np.dtype[Any]:
-    """The dtype of one of the names in FLOATS, bfloat16 included."""
-    if name == "bfloat16":
-        import ml_dtypes
-
-        bfloat16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
-        return bfloat16
-    return np.dtype(name)

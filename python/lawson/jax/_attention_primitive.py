@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import Primitive
 from jax.extend.mlir.dialects import stablehlo
@@ -47,9 +48,10 @@ def result_shapes(
     """Shape and dtype of each result."""
     names = operand_names(setup, which)
     shapes = {name: aval.shape for name, aval in zip(names, avals, strict=True)}
-    types = {name: np.dtype(aval.dtype) for name, aval in zip(names, avals, strict=True)}
+    types = {name: np.dtype(aval.dtype).name for name, aval in zip(names, avals, strict=True)}
     sizes = setup.sizes(shapes)
-    return [setup.result(name, sizes, types, shapes) for name in result_names(setup, which)]
+    results = (setup.result(name, sizes, types, shapes) for name in result_names(setup, which))
+    return [(shape, jnp.dtype(dtype)) for shape, dtype in results]
 
 
 def spec_of(setup: Setup, avals: Sequence[Any]) -> str:
@@ -57,7 +59,7 @@ def spec_of(setup: Setup, avals: Sequence[Any]) -> str:
     pairs = list(zip(setup.names, avals, strict=False))
     return setup.spec(
         {name: aval.shape for name, aval in pairs},
-        {name: np.dtype(aval.dtype) for name, aval in pairs},
+        {name: np.dtype(aval.dtype).name for name, aval in pairs},
     )
 
 
