@@ -363,7 +363,7 @@ def test_masks_and_slopes_have_no_gradient() -> None:
 
 def test_training_is_judged_before_the_forward_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A config whose backward is refused refuses the differentiated forward, and no other."""
-    from lawson.jax import _attention_primitive as primitive
+    from lawson import _attention_plan
 
     asked = []
 
@@ -375,7 +375,7 @@ def test_training_is_judged_before_the_forward_runs(monkeypatch: pytest.MonkeyPa
         def __getattr__(self, name: str) -> Any:
             return select if name == "attention_select" else getattr(lawson._core, name)
 
-    monkeypatch.setattr(primitive, "_core", Core())
+    monkeypatch.setattr(_attention_plan, "_core", Core())
     q = normal(0, 1, 3, 2, 40)
     dot_product_attention(q, q, q)
     assert asked == []

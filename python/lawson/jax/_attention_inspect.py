@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from lawson import _core
+from lawson._attention_plan import judge, options_of
 from lawson._attention_setup import Setup
 from lawson.jax import _attention_primitive as primitive
 
@@ -82,7 +83,7 @@ def inspect_attention(eqn: Any, platform: str) -> AttentionInspection:
     avals = [variable.aval for variable in eqn.invars]
     device = primitive.device_of(setup, platform)
     spec = primitive.spec_of(setup, avals)
-    options = primitive.options_of(setup, platform, spec, device)
-    verdict = primitive.judge(spec, device, options)
+    options = options_of(setup, platform, spec, device)
+    verdict = judge(spec, device, options)
     plan = _core.attention_plan(spec, which, device, options)
     return AttentionInspection(f"attention.{which}", platform, spec, verdict, plan)

@@ -19,7 +19,8 @@ from jax.extend.core import Primitive
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, mlir
 
-from lawson import _core, _settings
+from lawson import _core
+from lawson._attention_plan import judge, options_of
 from lawson._attention_setup import Setup
 from lawson._errors import UnsupportedError
 from lawson.jax import _jax, _runtime
@@ -63,48 +64,12 @@ def spec_of(setup: Setup, avals: Sequence[Any]) -> str:
     )
 
 
-def options_of(setup: Setup, platform: str, spec: str, device: _core.Device) -> _core.Options:
-    """The options of judging and compiling, with the engine that runs; None: the device's own.
-
-    Of several that LAWSON_ENGINE names, under policy "allow", it is the first that supports the
-    spec. Raises UnsupportedError, with the reasons of each, where none does.
-    """
-    choice = setup.choice
-    engines: tuple[str | None, ...] = (choice.engine,)
-    if choice.engine is None and device.is_present:
-        engines = _settings.engines_on(platform, None) or (None,)
-    reasons: list[str] = []
-    for engine in engines:
-        options = _core.Options(
-            engine=engine,
-            workspace_limit=choice.workspace_limit,
-            tuning=choice.tuning,
-            deterministic=setup.deterministic,
-        )
-        if len(engines) == 1:
-            return options
-        try:
-            judge(spec, device, options)
-            return options
-        except UnsupportedError as error:
-            reasons.append(f"{engine}: {error}")
-    raise UnsupportedError(f"attention: no engine named has it; {'; '.join(reasons)}")
-
-
 def device_of(setup: Setup, platform: str) -> _core.Device:
     """Attention on host arrays runs on the host; elsewhere a GPU is needed, or a target named."""
     target = setup.choice.target
     if target is None:
         return _runtime.device_for(platform, ("cpu",))
     return _runtime.target_on(platform, target, "attention: ")
-
-
-def judge(spec: str, device: _core.Device, options: _core.Options) -> _core.Verdict:
-    """The verdict. Raises UnsupportedError, with every reason, unless it is `supported`."""
-    verdict = _core.attention_select(_core.AttentionConfig.from_spec(spec), device, options)
-    if not verdict.supported:
-        raise UnsupportedError("; ".join(message for _, message in verdict.reasons if message))
-    return verdict
 
 
 def _abstract(*avals: Any, setup: Setup, which: str) -> list[Any]:
