@@ -33,7 +33,7 @@ test: ## everything: build, all tests, sanitizers, lint; ends with the counts
 	@scripts/setup build lint python
 	@scripts/test
 
-lint: ## includes, clang-format, clang-tidy
+lint: ## includes, clang-format, statics, clang-tidy
 	@scripts/setup build lint
 	@scripts/build release
 	@scripts/lint

@@ -1,7 +1,6 @@
 #include "capi/context.h"
 
 #include <dlfcn.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <array>
@@ -15,6 +14,8 @@
 #include <mutex>
 #include <new>
 
+#include "base/lazy.h"
+#include "base/process.h"
 #include "capi/guard.h"
 #include "diag/settings.h"
 #include "engine/registry.h"
@@ -48,18 +49,19 @@ State& state() {
 
 // What the parent had is left as it is, whatever state it is in. Copying texts allocates, which
 // glibc allows in a child.
-[[maybe_unused]] const int kRegistered = ::pthread_atfork(nullptr, nullptr, [] {
-  const plan::Planner* planner = current_planner.exchange(nullptr);
-  const State* parents = current_state.exchange(nullptr);
-  if (parents == nullptr) return;
-  auto* own = new (std::nothrow) State;
-  if (own == nullptr) return;
-  own->cudnn_path = parents->cudnn_path;
-  own->max_workers = parents->max_workers;
-  own->parents = parents;
-  own->parents_planner = planner;
-  current_state.store(own);
-});
+[[maybe_unused]] const bool kForks =
+    at_fork({nullptr, nullptr, [] {
+               const plan::Planner* planner = current_planner.exchange(nullptr);
+               const State* parents = current_state.exchange(nullptr);
+               if (parents == nullptr) return;
+               auto* own = new (std::nothrow) State;
+               if (own == nullptr) return;
+               own->cudnn_path = parents->cudnn_path;
+               own->max_workers = parents->max_workers;
+               own->parents = parents;
+               own->parents_planner = planner;
+               current_state.store(own);
+             }});
 
 constexpr std::array kOptionPrefixes{
     offsetof(lawson_options, strength),      offsetof(lawson_options, workspace_limit),

@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "base/lazy.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
 #include "diag/counters.h"
@@ -34,8 +35,8 @@ struct Running {
 };
 
 Running& running() {
-  static Running* const only = new Running;  // the last to use it is the process's end
-  return *only;
+  static Lazy<Running> only;
+  return only.get();
 }
 
 // So that what is wrong with the path is known before there is something to lose.
@@ -86,8 +87,8 @@ Status start_trace(const char* path) {
   Running& shared = running();
   const std::lock_guard lock{shared.mutex};
   if (!diag::start_trace()) return invalid("a trace runs already; lawson_trace_stop ends it");
-  static const bool at_exit = std::atexit(stop_at_exit) == 0;
-  static_cast<void>(at_exit);
+  static Lazy<bool> at_exit;
+  at_exit.get([] { return std::atexit(stop_at_exit) == 0; });
   shared.path = std::move(checked);
   shared.process = ::getpid();
   return {};

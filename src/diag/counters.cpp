@@ -1,6 +1,5 @@
 #include "diag/counters.h"
 
-#include <pthread.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -11,6 +10,8 @@
 #include <set>
 #include <utility>
 
+#include "base/lazy.h"
+#include "base/process.h"
 #include "diag/listeners.h"
 
 namespace lawson::diag {
@@ -117,8 +118,16 @@ struct Block {
 class Registry {
  public:
   static Registry& instance() {
-    static Registry* const only = new Registry;  // threads may end after static destructors
-    return *only;
+    static Lazy<Registry> only;
+    return only.get([] { return Registry{}; });
+  }
+
+  static bool follow_forks() {
+    return at_fork({[] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
+                    [] {
+                      instance().begin_child();
+                      instance().mutex_.unlock();
+                    }});
   }
 
   Block* enter() {
@@ -184,14 +193,7 @@ class Registry {
   }
 
  private:
-  Registry() {
-    merged_.ended = true;
-    ::pthread_atfork([] { instance().mutex_.lock(); }, [] { instance().mutex_.unlock(); },
-                     [] {
-                       instance().begin_child();
-                       instance().mutex_.unlock();
-                     });
-  }
+  Registry() { merged_.ended = true; }
 
   // A forked child counts what it does itself. The parent's other threads are not here.
   void begin_child();
@@ -281,6 +283,8 @@ void Registry::begin_child() {
   }
   merged_.each(zero);
 }
+
+[[maybe_unused]] const bool kForks = Registry::follow_forks();
 
 Block* own_block() {
   if (local.block == nullptr && !local.ended) {

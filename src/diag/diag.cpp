@@ -6,6 +6,7 @@
 
 #include <cstdlib>
 
+#include "base/lazy.h"
 #include "diag/counters.h"
 #include "diag/lines.h"
 #include "diag/listeners.h"
@@ -30,18 +31,19 @@ void print_summary(pid_t registered) noexcept {
 
 // Asks the environment and the profiler who listens. A worker and a trace do not wait for it.
 void find_listeners() noexcept {
-  static const bool found = [] {
+  static Lazy<bool> asked;
+  asked.get([] {
     detail::quietly([] {
       const int level = settings().cache_level;
-      static const pid_t process = ::getpid();
+      static pid_t process = 0;
+      process = ::getpid();
       if (level >= 1) std::atexit([] { print_summary(process); });
       if (level >= 2) detail::listen(detail::kLines);
       if (has_profiler()) detail::listen(detail::kRanges);
     });
     detail::unlisten(detail::kUnknown);
     return true;
-  }();
-  static_cast<void>(found);
+  });
 }
 
 unsigned who_listens() noexcept {

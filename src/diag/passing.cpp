@@ -5,6 +5,7 @@
 #include <utility>
 #include <vector>
 
+#include "base/lazy.h"
 #include "diag/counters.h"
 #include "diag/lines.h"
 #include "diag/listeners.h"
@@ -21,8 +22,8 @@ struct Collected {
 };
 
 Collected& collected() {
-  static Collected* const only = new Collected;
-  return *only;
+  static Lazy<Collected> only;
+  return only.get();
 }
 
 Json to_json(const Happening& happening) {

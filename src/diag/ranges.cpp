@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+
+#include "base/lazy.h"
 #endif
 
 namespace lawson::diag {
@@ -14,8 +16,8 @@ namespace {
 
 // Null without a profiler: NVTX then does nothing but look for one, once.
 nvtxDomainHandle_t domain() noexcept {
-  static nvtxDomainHandle_t const handle = nvtxDomainCreateA("lawson");
-  return handle;
+  static Lazy<const nvtxDomainHandle_t> handle;
+  return handle.get([] { return nvtxDomainCreateA("lawson"); });
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <optional>
 #include <string_view>
 
+#include "base/lazy.h"
 #include "diag/lines.h"
 
 namespace lawson::diag {
@@ -122,14 +123,14 @@ Settings read_settings(const Variables& variables, std::vector<std::string>& war
 }
 
 const Settings& settings() {
-  static const Settings read = [] {
+  static Lazy<const Settings> read;
+  return read.get([] {
     std::vector<std::string> warnings;
     const Settings found =
         read_settings([](const char* name) { return std::getenv(name); }, warnings);
     for (const std::string& warning : warnings) print_line(warning);
     return found;
-  }();
-  return read;
+  });
 }
 
 std::vector<std::string> setting_names() {

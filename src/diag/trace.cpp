@@ -2,7 +2,6 @@
 
 #include <errno.h>  // program_invocation_short_name
 #include <fmt/format.h>
-#include <pthread.h>
 #include <unistd.h>
 
 #include <map>
@@ -12,6 +11,8 @@
 #include <vector>
 
 #include "base/json.h"
+#include "base/lazy.h"
+#include "base/process.h"
 #include "diag/listeners.h"
 
 namespace lawson::diag {
@@ -30,21 +31,20 @@ struct Trace {
 };
 
 Trace& trace() {
-  static Trace* const only = [] {
-    auto* made = new Trace;  // threads may end after static destructors
-    ::pthread_atfork([] { trace().mutex.lock(); }, [] { trace().mutex.unlock(); },
-                     [] {
-                       // The parent's trace is the parent's to write.
-                       Trace& copied = trace();
-                       copied.runs = false;
-                       copied.happenings.clear();
-                       detail::unlisten(detail::kTrace);
-                       copied.mutex.unlock();
-                     });
-    return made;
-  }();
-  return *only;
+  static Lazy<Trace> only;
+  return only.get();
 }
+
+[[maybe_unused]] const bool kForks =
+    at_fork({[] { trace().mutex.lock(); }, [] { trace().mutex.unlock(); },
+             [] {
+               // The parent's trace is the parent's to write.
+               Trace& copied = trace();
+               copied.runs = false;
+               copied.happenings.clear();
+               detail::unlisten(detail::kTrace);
+               copied.mutex.unlock();
+             }});
 
 double microseconds(std::int64_t ns) {
   return static_cast<double>(ns) / 1e3;

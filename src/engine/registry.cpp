@@ -1,5 +1,6 @@
 #include "engine/registry.h"
 
+#include "base/lazy.h"
 #include "engine/cpu/cpu.h"
 #include "engine/reference/reference.h"
 #ifdef LAWSON_HAVE_CUDNN
@@ -10,15 +11,16 @@
 namespace lawson {
 
 const std::vector<std::shared_ptr<Engine>>& engines() {
-  // Never destroyed: destructors of static objects may ask.
-  static const auto& list = *new std::vector<std::shared_ptr<Engine>>{
+  static Lazy<const std::vector<std::shared_ptr<Engine>>> list;
+  return list.get([] {
+    return std::vector<std::shared_ptr<Engine>>{
 #ifdef LAWSON_HAVE_CUDNN
-      make_cudnn_engine(),
+        make_cudnn_engine(),
 #endif
-      make_cpu_engine(),
-      make_reference_engine(),
-  };
-  return list;
+        make_cpu_engine(),
+        make_reference_engine(),
+    };
+  });
 }
 
 Engine* find_engine(std::string_view name) {

@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <map>
 
+#include "base/lazy.h"
+
 namespace lawson::front {
 namespace {
 
@@ -14,8 +16,8 @@ const auto& kWords = *new const std::vector<std::string>{"bshd", "sbhd", "bhsd",
 
 // Layouts in which q, k and v, or k and v, share memory.
 const std::map<std::string, Layout, std::less<>>& packed_layouts() {
-  // Never destroyed: destructors of static objects may ask.
-  static const auto& table = *new const std::map<std::string, Layout, std::less<>>([] {
+  static Lazy<const std::map<std::string, Layout, std::less<>>> table;
+  return table.get([] {
     std::map<std::string, Layout, std::less<>> layouts;
     for (const std::string axes : {"bs", "sb", "t"}) {
       const std::string word = axes + "hd";
@@ -26,8 +28,7 @@ const std::map<std::string, Layout, std::less<>>& packed_layouts() {
       layouts[fmt::format("{}_{}h2d", word, axes)] = {words, Packing::kv_h2d};
     }
     return layouts;
-  }());
-  return table;
+  });
 }
 
 // Strides of a [b,h,s,d] tensor whose memory is laid out as `axes` says; '3' and '2' stand for the
@@ -73,12 +74,12 @@ std::string shared_axes(const std::string& word, Packing packing) {
 }  // namespace
 
 const std::vector<std::string>& layout_names() {
-  static const auto& names = *new const std::vector<std::string>([] {
+  static Lazy<const std::vector<std::string>> names;
+  return names.get([] {
     std::vector<std::string> list = kWords;
     for (const auto& [name, layout] : packed_layouts()) list.push_back(name);
     return list;
-  }());
-  return names;
+  });
 }
 
 std::optional<Layout> parse_layout(std::string_view layout) {

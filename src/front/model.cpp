@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <map>
 
+#include "base/lazy.h"
 #include "front/model_layers.h"
 
 namespace lawson::front {
@@ -134,23 +135,26 @@ std::vector<std::string> known_model_types() {
 }
 
 std::string activation_op(ModelConfig& config, const std::string& field, const std::string& name) {
-  static const std::map<std::string, std::string> kOps = {
-      {"gelu", "gelu"},
-      {"gelu_fast", "gelu_tanh"},
-      {"gelu_new", "gelu_tanh"},
-      {"gelu_python", "gelu"},
-      {"gelu_pytorch_tanh", "gelu_tanh"},
-      {"quick_gelu", "quick_gelu"},
-      {"relu", "relu"},
-      {"sigmoid", "sigmoid"},
-      {"silu", "silu"},
-      {"swish", "silu"},
-      {"tanh", "tanh"},
-  };
-  const auto it = kOps.find(name);
-  if (it != kOps.end()) return it->second;
+  static Lazy<const std::map<std::string, std::string>> table;
+  const auto& ops = table.get([] {
+    return std::map<std::string, std::string>{
+        {"gelu", "gelu"},
+        {"gelu_fast", "gelu_tanh"},
+        {"gelu_new", "gelu_tanh"},
+        {"gelu_python", "gelu"},
+        {"gelu_pytorch_tanh", "gelu_tanh"},
+        {"quick_gelu", "quick_gelu"},
+        {"relu", "relu"},
+        {"sigmoid", "sigmoid"},
+        {"silu", "silu"},
+        {"swish", "silu"},
+        {"tanh", "tanh"},
+    };
+  });
+  const auto it = ops.find(name);
+  if (it != ops.end()) return it->second;
   std::vector<std::string> known;
-  for (const auto& [key, op] : kOps) known.push_back(key);
+  for (const auto& [key, op] : ops) known.push_back(key);
   config.fail({field}, Json(name), fmt::format("one of {}", fmt::join(known, ", ")));
   return "";
 }

@@ -2,6 +2,8 @@
 
 #include <utility>
 
+#include "base/lazy.h"
+
 namespace lawson::front {
 
 ModelConfig::ModelConfig(const Json& object, const std::string& source, const std::string& path)
@@ -118,12 +120,13 @@ std::vector<std::string> ModelConfig::words(const Names& names) {
 }
 
 ModelConfig ModelConfig::nested(const std::string& name) {
-  static const Json kEmpty = Json::object();
-  const Json* value = &kEmpty;
+  static Lazy<const Json> nothing;
+  const Json& empty = nothing.get([] { return Json::object(); });
+  const Json* value = &empty;
   if (has({name})) value = &object_.at(name);
   if (!value->is_object()) {
     fail({name}, *value, "an object");
-    value = &kEmpty;
+    value = &empty;
   }
   return ModelConfig{*value, source_, path_of(name)};
 }

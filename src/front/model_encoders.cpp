@@ -4,6 +4,7 @@
 #include <functional>
 #include <map>
 
+#include "base/lazy.h"
 #include "front/model_layers.h"
 
 namespace lawson::front {
@@ -284,15 +285,17 @@ Derive vision_with(VisionDefaults defaults) {
 }
 
 const std::map<std::string, Derive>& families() {
-  static const std::map<std::string, Derive> kFamilies = {
-      {"bert", bert},
-      {"clip_vision_model", vision_with({32, 1, "quick_gelu"})},
-      {"siglip_vision_model", vision_with({16, 0, "gelu_pytorch_tanh"})},
-      {"t5", t5},
-      {"vit", vision_with({16, 1, "gelu"})},
-      {"whisper", whisper},
-  };
-  return kFamilies;
+  static Lazy<const std::map<std::string, Derive>> known;
+  return known.get([] {
+    return std::map<std::string, Derive>{
+        {"bert", bert},
+        {"clip_vision_model", vision_with({32, 1, "quick_gelu"})},
+        {"siglip_vision_model", vision_with({16, 0, "gelu_pytorch_tanh"})},
+        {"t5", t5},
+        {"vit", vision_with({16, 1, "gelu"})},
+        {"whisper", whisper},
+    };
+  });
 }
 
 }  // namespace

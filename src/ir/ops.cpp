@@ -3,6 +3,8 @@
 #include <array>
 #include <string>
 
+#include "base/lazy.h"
+
 namespace lawson::ir {
 namespace {
 
@@ -19,29 +21,30 @@ constexpr std::array<std::string_view, kReduceCount> kReduce{"sum",  "max",  "mi
 
 // Ops whose name needs no kind.
 const std::array<std::pair<std::string_view, Op>, 19>& plain_ops() {
-  // Never destroyed: destructors of static objects may ask. So are all tables of this kind.
-  static const auto& table = *new const std::array<std::pair<std::string_view, Op>, 19>{{
-      {"matmul", Matmul{}},
-      {"scaled_matmul", ScaledMatmul{}},
-      {"convert", Convert{}},
-      {"select", Select{}},
-      {"clamp", Clamp{}},
-      {"iota", Iota{}},
-      {"constant", Constant{}},
-      {"broadcast", Broadcast{}},
-      {"reshape", Reshape{}},
-      {"transpose", Transpose{}},
-      {"slice", Slice{}},
-      {"concat", Concat{}},
-      {"layer_norm", Norm{NormKind::layer, {}}},
-      {"rms_norm", Norm{NormKind::rms, {}}},
-      {"layer_norm_backward", NormBackward{NormKind::layer, {}}},
-      {"rms_norm_backward", NormBackward{NormKind::rms, {}}},
-      {"attention", Attention{}},
-      {"attention_backward", AttentionBackward{}},
-      {"cache_append", CacheAppend{}},
-  }};
-  return table;
+  static Lazy<const std::array<std::pair<std::string_view, Op>, 19>> table;
+  return table.get([] {
+    return std::array<std::pair<std::string_view, Op>, 19>{{
+        {"matmul", Matmul{}},
+        {"scaled_matmul", ScaledMatmul{}},
+        {"convert", Convert{}},
+        {"select", Select{}},
+        {"clamp", Clamp{}},
+        {"iota", Iota{}},
+        {"constant", Constant{}},
+        {"broadcast", Broadcast{}},
+        {"reshape", Reshape{}},
+        {"transpose", Transpose{}},
+        {"slice", Slice{}},
+        {"concat", Concat{}},
+        {"layer_norm", Norm{NormKind::layer, {}}},
+        {"rms_norm", Norm{NormKind::rms, {}}},
+        {"layer_norm_backward", NormBackward{NormKind::layer, {}}},
+        {"rms_norm_backward", NormBackward{NormKind::rms, {}}},
+        {"attention", Attention{}},
+        {"attention_backward", AttentionBackward{}},
+        {"cache_append", CacheAppend{}},
+    }};
+  });
 }
 
 double default_parameter(UnaryKind kind) {

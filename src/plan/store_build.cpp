@@ -10,6 +10,8 @@
 #include <cstring>
 #include <string_view>
 
+#include "base/lazy.h"
+
 namespace lawson::plan {
 namespace {
 
@@ -72,8 +74,8 @@ std::string find_build() {
 }  // namespace
 
 const std::string& library_build() {
-  static const auto& build = *new const std::string{find_build()};  // never destroyed
-  return build;
+  static Lazy<const std::string> build;
+  return build.get(find_build);
 }
 
 }  // namespace lawson::plan

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <type_traits>
 
+#include "base/lazy.h"
+
 namespace lawson::cpu {
 namespace {
 
@@ -14,33 +16,34 @@ constexpr std::int64_t kBlock = 256;
 
 // The values of the 256 codes of an 8-bit format.
 const std::array<float, 256>& byte_table(DType dtype) {
-  const auto build = [](DType type) {
+  const auto build = [dtype] {
     std::array<float, 256> table{};
     for (std::size_t code = 0; code < table.size(); ++code) {
       const auto byte = static_cast<std::uint8_t>(code);
-      table[code] = static_cast<float>(load_element(&byte, type, 0));
+      table[code] = static_cast<float>(load_element(&byte, dtype, 0));
     }
     return table;
   };
-  static const std::array<float, 256> e4m3 = build(DType::f8e4m3);
-  static const std::array<float, 256> e5m2 = build(DType::f8e5m2);
-  static const std::array<float, 256> e8m0 = build(DType::f8e8m0);
-  return dtype == DType::f8e4m3 ? e4m3 : dtype == DType::f8e5m2 ? e5m2 : e8m0;
+  static Lazy<const std::array<float, 256>> e4m3;
+  static Lazy<const std::array<float, 256>> e5m2;
+  static Lazy<const std::array<float, 256>> e8m0;
+  auto& table = dtype == DType::f8e4m3 ? e4m3 : dtype == DType::f8e5m2 ? e5m2 : e8m0;
+  return table.get(build);
 }
 
 // The values of the 16 codes of a 4-bit type.
 const std::array<float, 16>& nibble_table(DType dtype) {
-  const auto build = [](DType type) {
+  const auto build = [dtype] {
     std::array<float, 16> table{};
     for (std::size_t code = 0; code < table.size(); ++code) {
       const auto byte = static_cast<std::uint8_t>(code);
-      table[code] = static_cast<float>(load_element(&byte, type, 0));
+      table[code] = static_cast<float>(load_element(&byte, dtype, 0));
     }
     return table;
   };
-  static const std::array<float, 16> e2m1 = build(DType::f4e2m1);
-  static const std::array<float, 16> i4 = build(DType::i4);
-  return dtype == DType::f4e2m1 ? e2m1 : i4;
+  static Lazy<const std::array<float, 16>> e2m1;
+  static Lazy<const std::array<float, 16>> i4;
+  return (dtype == DType::f4e2m1 ? e2m1 : i4).get(build);
 }
 
 template <typename T, typename Stored>

@@ -6,6 +6,7 @@
 #include <string>
 #include <string_view>
 
+#include "base/lazy.h"
 #include "diag/lines.h"
 #include "engine/cpu/kernels.h"
 
@@ -46,7 +47,7 @@ const Kernels* kernels_for(Isa isa) {
 }
 
 const Kernels& best_kernels() {
-  static std::once_flag told;
+  static Lazy<bool> told;
   const char* forced = std::getenv("LAWSON_CPU_ISA");
   if (forced != nullptr && *forced == '\0') forced = nullptr;
   const Kernels* best = &kernels_generic;
@@ -59,9 +60,10 @@ const Kernels& best_kernels() {
     there += fmt::format("{}{}", there.empty() ? "" : ", ", kernels->name);
   }
   if (forced != nullptr) {
-    std::call_once(told, [&] {
+    told.get([&] {
       diag::print_line(fmt::format("LAWSON_CPU_ISA='{}' is ignored; this CPU and build have {}",
                                    diag::printable(forced), there));
+      return true;
     });
   }
   return *best;

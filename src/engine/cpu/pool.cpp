@@ -23,6 +23,7 @@
 
 #include <fmt/format.h>
 
+#include "base/lazy.h"
 #include "base/process.h"
 #include "diag/lines.h"
 
@@ -229,15 +230,14 @@ std::atomic<Pool*> current{nullptr};
 
 // Ends the threads when the process exits. The pool itself stays: other threads of the host may be
 // computing, and destructors of static objects may compute later.
-struct AtExit {
-  ~AtExit() {
-    Pool* pool = current.load();
-    if (pool != nullptr && pool->is_ours()) pool->stop();
-  }
-};
+void stop_at_exit() {
+  Pool* pool = current.load();
+  if (pool != nullptr && pool->is_ours()) pool->stop();
+}
 
 Pool& pool() {
-  static const AtExit at_exit;
+  static Lazy<bool> ends;
+  ends.get([] { return std::atexit(stop_at_exit) == 0; });
   Pool* known = current.load(std::memory_order_acquire);
   while (known == nullptr || !known->is_ours()) {
     auto fresh = std::make_unique<Pool>(known);

@@ -5,6 +5,7 @@
 #include <set>
 #include <thread>
 
+#include "base/lazy.h"
 #include "diag/diag.h"
 #include "engine/cudnn/control.h"
 #include "engine/cudnn/facts.h"
@@ -213,8 +214,8 @@ class Seat {
     unsigned taken = 0;
   };
   static Room& room() {
-    static Room* const shared = new Room;  // outlives threads that build at the end of a process
-    return *shared;
+    static Lazy<Room> shared;
+    return shared.get();
   }
 };
 

@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 
+#include "base/lazy.h"
 #include "diag/diag.h"
 #include "engine/cudnn/devices.h"
 #include "engine/cudnn/handles.h"
@@ -33,23 +34,25 @@ Result<ir::Graph> small_matmul(DType dtype) {
 }  // namespace
 
 void prime() {
-  static std::once_flag primed;
-  std::call_once(primed, [] {
+  static Lazy<bool> primed;
+  primed.get([] {
     for (const Device& target : known_targets()) {
       if (target.compute_capability != 900) continue;
       const diag::About about{{"cudnn", "prime", {}, -1}};
       const auto graph = small_matmul(DType::f32);
-      if (!graph.ok() || !need_cublaslt().ok()) return;
+      if (!graph.ok() || !need_cublaslt().ok()) return false;
       auto lowered = Lowered::lower(*graph, target, nullptr);
       if (lowered.ok()) static_cast<void>((*lowered)->judge(nullptr));
-      return;
+      return true;
     }
+    return false;
   });
 }
 
 bool control_plan_builds(const Device& device) {
   static std::mutex mutex;
-  static std::map<int, bool> controls;  // by compute capability
+  static Lazy<std::map<int, bool>> known_controls;  // by compute capability
+  std::map<int, bool>& controls = known_controls.get();
   const std::lock_guard lock{mutex};
   const auto known = controls.find(device.compute_capability);
   if (known != controls.end()) return known->second;

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 
+#include "base/lazy.h"
 #include "engine/cudnn/driver.h"
 #include "engine/cudnn/loader.h"
 #include "engine/cudnn/lowering.h"
@@ -84,8 +85,8 @@ Result<Device> live_device(int ordinal) {
 }  // namespace
 
 const std::vector<Device>& known_targets() {
-  static const std::vector<Device> targets = read_targets();
-  return targets;
+  static Lazy<const std::vector<Device>> targets;
+  return targets.get(read_targets);
 }
 
 Result<std::vector<Device>> live_devices() {

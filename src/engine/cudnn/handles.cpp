@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "base/lazy.h"
 #include "engine/cudnn/lowering.h"
 #include "engine/cudnn/slots.h"
 
@@ -32,8 +33,8 @@ struct Pool {
 };
 
 Pool& pool() {
-  static Pool* const handles = new Pool;
-  return *handles;
+  static Lazy<Pool> handles;
+  return handles.get();
 }
 
 }  // namespace

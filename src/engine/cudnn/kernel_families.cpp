@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <numeric>
 
+#include "base/lazy.h"
 #include "engine/cudnn/facts.h"
 #include "engine/cudnn/recent.h"
 
@@ -59,10 +60,11 @@ std::string family_text(const ir::Graph& fusion) {
 
 std::shared_ptr<KernelFamily> kernel_family(const ir::Graph& fusion, const Device& device) {
   if (!has_matmul(fusion)) return nullptr;
-  static auto* const families = new Recent<KernelFamily>{kCapacity};  // outlives cuDNN's own end
+  static Lazy<Recent<KernelFamily>> families;
   const std::string id = fmt::format("{} {} {}\n{}", device.ordinal, device.name,
                                      device.properties.dump(), family_text(fusion));
-  return families->find_or(id, make_kernel_family);
+  return families.get([] { return Recent<KernelFamily>{kCapacity}; })
+      .find_or(id, make_kernel_family);
 }
 
 }  // namespace lawson::cudnn

@@ -3,7 +3,6 @@
 #include <dlfcn.h>
 #include <elf.h>
 #include <link.h>
-#include <pthread.h>
 
 #include <algorithm>
 #include <array>
@@ -15,6 +14,9 @@
 #include <optional>
 #include <string_view>
 
+#include "base/lazy.h"
+#include "base/process.h"
+
 namespace fs = std::filesystem;
 
 namespace lawson::cudnn {
@@ -23,13 +25,13 @@ namespace {
 // A child that is forked while another thread is inside glibc's dlopen cannot use dlopen any more
 // (it crashes in the loader's cache): a fork waits until nobody is in ours.
 std::recursive_mutex& opening() {
-  static auto& mutex = *new std::recursive_mutex;
-  return mutex;
+  static Lazy<std::recursive_mutex> mutex;
+  return mutex.get();
 }
 // The child's thread is another one to the mutex than the one that locked it: it gets a new mutex.
-[[maybe_unused]] const int kRegistered =
-    ::pthread_atfork([] { opening().lock(); }, [] { opening().unlock(); },
-                     [] { ::new (static_cast<void*>(&opening())) std::recursive_mutex; });
+[[maybe_unused]] const bool kForks =
+    at_fork({[] { opening().lock(); }, [] { opening().unlock(); },
+             [] { ::new (static_cast<void*>(&opening())) std::recursive_mutex; }});
 
 void* open_file(const char* file, int flags) {
   const std::lock_guard lock{opening()};
@@ -211,8 +213,8 @@ std::string path_of(void* handle, const std::string& fallback) {
 }
 
 std::string& chosen_cudnn() {
-  static std::string path;
-  return path;
+  static Lazy<std::string> path;
+  return path.get();
 }
 
 struct Wanted {
@@ -424,8 +426,8 @@ std::mutex& state_mutex() {
 }
 
 std::optional<Libraries>& state() {
-  static std::optional<Libraries> libraries;
-  return libraries;
+  static Lazy<std::optional<Libraries>> libraries;
+  return libraries.get();
 }
 
 bool deviceless = false;      // guarded by state_mutex()

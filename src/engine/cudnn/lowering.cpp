@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <malloc.h>
 
+#include "base/lazy.h"
 #include "diag/diag.h"
 #include "engine/cudnn/loader.h"
 #include "engine/cudnn/occupancy.h"
@@ -106,8 +107,11 @@ fe::error_t from_status(cudnnStatus_t status, const char* call) {
 // Hands the frontend the cuDNN that the loader found.
 Status prepare_frontend() {
   LAWSON_TRY(const Libraries* found, libraries());
-  static std::once_flag once;
-  std::call_once(once, [&] { cudnn_frontend::cudnn_dlhandle = found->cudnn.handle; });
+  static Lazy<bool> once;
+  once.get([&] {
+    cudnn_frontend::cudnn_dlhandle = found->cudnn.handle;
+    return true;
+  });
   return {};
 }
 
@@ -121,7 +125,8 @@ struct Target {
 
 Failure target_of(const Device& device, Target& target) {
   static std::mutex mutex;
-  static std::map<std::string, Target> known;  // by JSON text; as many as there are targets
+  static Lazy<std::map<std::string, Target>> targets;  // by JSON text; as many as there are
+  std::map<std::string, Target>& known = targets.get();
   const std::string text = device.properties.dump();
   const std::string id = text + device.occupancy.dump();
   const std::lock_guard lock{mutex};
@@ -349,8 +354,12 @@ Failure Lowered::find_plan(const std::string& name, std::size_t& index) {
   for (index = 0; index < names.size(); ++index) {
     if (names[index] == name) return std::nullopt;
   }
-  static const std::regex whole{R"(eng(\d{1,4})((?:_k\d{1,4}=-?\d{1,9})*))"};
-  static const std::regex knob{R"(_k(\d{1,4})=(-?\d{1,9}))"};
+  static Lazy<const std::regex> whole_names;
+  const std::regex& whole =
+      whole_names.get([] { return std::regex{R"(eng(\d{1,4})((?:_k\d{1,4}=-?\d{1,9})*))"}; });
+  static Lazy<const std::regex> knobs_of_names;
+  const std::regex& knob =
+      knobs_of_names.get([] { return std::regex{R"(_k(\d{1,4})=(-?\d{1,9}))"}; });
   std::smatch match;
   if (!std::regex_match(name, match, whole)) {
     return StageError{"create_plan", "INVALID_VALUE",

@@ -9,6 +9,7 @@
 #include <regex>
 #include <string_view>
 
+#include "base/lazy.h"
 #include "engine/cudnn/defects_fusion.h"
 #include "engine/cudnn/facts.h"
 #include "engine/cudnn/loader.h"
@@ -275,7 +276,9 @@ class AttentionWording {
 
 // The smallest compute capability (900) that an architecture refusal asks for; 0: not found.
 int lowest_capability(const EngineRefusal& refusal) {
-  static const std::regex bound{R"((\d{3,4}) <= this->getDeviceProp\(\)->deviceVer)"};
+  static Lazy<const std::regex> bounds;
+  const std::regex& bound =
+      bounds.get([] { return std::regex{R"((\d{3,4}) <= this->getDeviceProp\(\)->deviceVer)"}; });
   std::smatch match;
   if (!std::regex_search(refusal.text, match, bound)) return 0;
   return std::stoi(match[1]);
@@ -515,8 +518,12 @@ std::optional<Reason> workspace_reason(const std::string& text) {
 }  // namespace
 
 std::vector<EngineRefusal> parse_refusals(const std::string& text) {
-  static const std::regex engine_line{R"re("engineId":(-?\d+))re"};
-  static const std::regex knob{R"re("CUDNN_KNOB_TYPE_([A-Z_0-9]+)":(-?\d+))re"};
+  static Lazy<const std::regex> engine_lines;
+  const std::regex& engine_line =
+      engine_lines.get([] { return std::regex{R"re("engineId":(-?\d+))re"}; });
+  static Lazy<const std::regex> knobs;
+  const std::regex& knob =
+      knobs.get([] { return std::regex{R"re("CUDNN_KNOB_TYPE_([A-Z_0-9]+)":(-?\d+))re"}; });
   std::vector<EngineRefusal> refusals;
   std::size_t begin = 0;
   while (begin < text.size()) {

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "base/lazy.h"
 #include "engine/cudnn/loader.h"
 
 namespace lawson::cudnn {
@@ -178,8 +179,8 @@ Json tuning_table_to_json(const TuningTable& table) {
 }
 
 const std::vector<TuningTable>& tuning_tables() {
-  static const std::vector<TuningTable> tables = read_tables();
-  return tables;
+  static Lazy<const std::vector<TuningTable>> tables;
+  return tables.get(read_tables);
 }
 
 std::string NearestRow::text() const {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "base/lazy.h"
 #include "engine/cudnn/loader.h"
 
 namespace lawson::cudnn {
@@ -75,7 +76,8 @@ struct VariantPacks::Pack {
 };
 
 Result<std::unique_ptr<VariantPacks>> VariantPacks::make(const BackendPlan& plan) {
-  static const auto& calls = *new const Result<Calls>{Calls::find()};  // plans may end after it
+  static Lazy<const Result<Calls>> found;
+  const Result<Calls>& calls = found.get(Calls::find);
   if (!calls.ok()) return calls.error();
   return std::unique_ptr<VariantPacks>{new VariantPacks{plan, *calls}};
 }
