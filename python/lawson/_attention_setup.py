@@ -17,7 +17,7 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 from lawson._errors import InvalidArgumentError
 
@@ -70,6 +70,34 @@ OPTIONAL = (
     "k_new",
     "v_new",
 )
+# What the user calls an operand, where that is another name.
+ARGUMENTS = {
+    "seqlen_q": "seqlens_q",
+    "seqlen_kv": "seqlens_kv",
+    "mask": "attn_mask",
+    "slopes": "alibi_slopes",
+}
+# Dims in messages.
+LETTERS = {
+    "b": "sequences",
+    "s": "rows of q",
+    "t": "rows of k and v",
+    "h": "heads of q",
+    "g": "heads of k and v",
+    "d": "depth of q and k",
+    "e": "depth of v",
+    "m": "tokens of q",
+    "n": "tokens of k and v",
+    "c": "offsets",
+    "p": "pages",
+    "y": "tokens of a page of k",
+    "z": "tokens of a page of v",
+    "x": "pages of a sequence of k",
+    "w": "pages of a sequence of v",
+    "a": "new tokens",
+    "u": "words",
+}
+_NO_LABELS: Mapping[str, str] = {}
 _FIXED = {
     "bias": "bhst",
     "mask": "bhst",
@@ -163,39 +191,57 @@ class Setup:
         letters = {"b": batch, "s": tokens, "h": "g", "d": depth, "t": "n"}
         return "".join(letters[word] for word in self.words[1 if tensor == "k" else 2])
 
-    def sizes(self, shapes: Mapping[str, Sequence[int]]) -> dict[str, int]:
-        """The size of each letter. InvalidArgumentError names the operand where two differ."""
+    def sizes(
+        self, shapes: Mapping[str, Sequence[int]], labels: Mapping[str, str] = _NO_LABELS
+    ) -> dict[str, int]:
+        """The size of each letter.
+
+        Raises InvalidArgumentError where two differ, naming the operand as `labels` say, which is
+        from the names of `lawson.jax.attention`'s arguments to those of another function.
+        """
+
+        def label(operand: str) -> str:
+            argument = ARGUMENTS.get(operand, operand)
+            return labels.get(argument, argument)
+
+        def fail(name: str, what: str) -> NoReturn:
+            raise InvalidArgumentError(f"{label(name)}: shape {tuple(shapes[name])}{what}")
+
         sizes: dict[str, int] = {}
         where: dict[str, str] = {}
+        for name in self.names:
+            dims = self.dims(name)
+            if len(shapes[name]) != len(dims):
+                words = ", ".join(LETTERS[letter] for letter in dims)
+                fail(name, f" has {len(shapes[name])} dims; expected {len(dims)}: [{words}]")
         if self.ragged_q:
             sizes["s"], where["s"] = self.max_q, "max_seqlen_q"
         if self.ragged_kv or self.paged:
             sizes["t"], where["t"] = self.max_kv, "max_seqlen_kv"
         for name in self.names:
             if name.startswith("cu_"):
+                if shapes[name][0] < 1:
+                    fail(name, "; expected one element more than there are sequences")
                 sizes["b"], where["b"] = int(shapes[name][0]) - 1, name
         broadcasts = ("bias", "mask")
         for name in sorted(self.names, key=lambda name: name in broadcasts):
-            letters = self.dims(name)
-            shape = shapes[name]
-            if len(shape) != len(letters):
-                raise InvalidArgumentError(
-                    f"{name}: shape {tuple(shape)} has {len(shape)} dims; expected "
-                    f"{len(letters)} ({', '.join(letters)} in layout {self.layout})"
-                )
-            for letter, size in zip(letters, shape, strict=True):
+            for axis, (letter, size) in enumerate(zip(self.dims(name), shapes[name], strict=True)):
                 known = sizes.setdefault(letter, int(size))
                 where.setdefault(letter, name)
                 if size != known and not (name in broadcasts and size == 1):
                     allowed = f"{known} or 1" if name in broadcasts else str(known)
-                    raise InvalidArgumentError(
-                        f"{name}: shape {tuple(shape)} has {size} at dim '{letter}' of "
-                        f"'{letters}'; expected {allowed}, as {where[letter]} says"
+                    fail(
+                        name,
+                        f" has {size} at axis {axis} ({LETTERS[letter]}); expected {allowed}, as "
+                        f"{label(where[letter])} says",
                     )
         if sizes["g"] == 0 or sizes["h"] % sizes["g"] != 0:
             raise InvalidArgumentError(
-                f"q has {sizes['h']} heads and k has {sizes['g']}; those of q must be a multiple"
+                f"{label('q')} has {sizes['h']} heads and {label('k')} has {sizes['g']}; those of "
+                f"{label('q')} must be a multiple"
             )
+        if sizes["d"] == 0:
+            fail("q", f": the {LETTERS['d']} is 0; expected 1 or more")
         return sizes
 
     @property

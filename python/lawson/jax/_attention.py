@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 
-from lawson._attention_setup import MASKS, OPTIONAL, Choice, Setup
-from lawson._errors import InvalidArgumentError, UnsupportedError
+from lawson import _settings
+from lawson._errors import InvalidArgumentError
 from lawson.jax import _attention_arguments as arguments
-from lawson.jax import _attention_batching as batching
-from lawson.jax import _attention_primitive as primitive
-from lawson.jax._attention_grad import attend
-from lawson.jax._attention_partition import seed_of_shard
-from lawson.jax._attention_segments import Segments, cumulative
+from lawson.jax._attention_call import Arguments, run
 
-primitive.register()
-batching.register()
+# What dot_product_attention calls the arguments of attention.
+_LABELS = arguments.Labels(
+    q="query",
+    k="key",
+    v="value",
+    mask="is_causal",
+    attn_mask="mask",
+    window="local_window_size",
+    seqlens_q="query_seq_lengths",
+    seqlens_kv="key_value_seq_lengths",
+    return_lse="return_residual",
+)
 
 
 def attention(
@@ -64,14 +67,14 @@ def attention(
     return_dropout_mask: bool = False,
     engine: str | None = None,
     target: str | None = None,
-    workspace_limit: int = -1,
+    workspace_limit: int | None = None,
     tuning: str = "off",
 ) -> Any:
     """softmax(softcap(scale * Q K^T) + bias, masked) V, as docs/spec.md defines it.
 
     One fused plan runs, forward and backward; what does not fuse raises `lawson.UnsupportedError`
     with every reason, when the call is compiled. Differentiable (reverse mode, first order) in q,
-    k, v, bias and sink, also through the log-sum-exp.
+    k, v, bias, a float attn_mask and sink, also through the log-sum-exp.
 
     Args:
       q, k, v: arrays whose dims are in the order of `layout`, of one dtype (f16, bf16, f32; f64 on
@@ -102,8 +105,8 @@ def attention(
         `donate_argnums`, or XLA copies them.
       bias: added to the scores, broadcastable to `[b, h, sq, skv]`; `bias_kind="pre_scale"`: to
         Q K^T, before scale and softcap.
-      attn_mask: bool, true keeps, or a float mask that is added (without a gradient);
-        broadcastable to `[b, h, sq, skv]`.
+      attn_mask: bool, true keeps, or a float mask that is added, as a `post_scale` bias is (it has
+        a gradient where there is no bias); broadcastable to `[b, h, sq, skv]`.
       alibi, alibi_slopes: linear biases, with default slopes or f32[h].
       softmax: `off_by_one`: an extra logit of 0 without a value. `sink`: f32[h], a learnt one.
       softcap: scores become softcap * tanh(scores / softcap); 0: none.
@@ -117,7 +120,9 @@ def attention(
         `[tokens, h]`: -inf for a row that sees nothing.
       return_max_logit, return_dropout_mask: also the largest score of each row, in the form of the
         log-sum-exp; also the dropout mask, u8 `[b, h, sq, skv]`. Both without a gradient.
-      engine, workspace_limit, tuning: as in `lawson.Options`.
+      engine: "cudnn", "cpu", "reference"; None: as docs/jax-attention.md says.
+      workspace_limit: bytes; None: no limit.
+      tuning: "off", "quick" or "exhaustive": docs/fusion.md.
       target: a GPU that need not be here ("h200"): the program that is lowered, or exported, has
         the plan for it.
 
@@ -131,143 +136,52 @@ def attention(
         allowed.
       lawson.UnsupportedError: no engine has it.
     """
-    if segment_ids is not None:
-        given = {
-            "seqlens_q": seqlens_q,
-            "seqlens_kv": seqlens_kv,
-            "cu_seqlens_q": cu_seqlens_q,
-            "page_table_k": page_table_k,
-            "bias": bias,
-            "attn_mask": attn_mask,
-            "dropout_mask": dropout_mask,
-        }
-        for name, value in given.items():
-            if value is not None:
-                raise InvalidArgumentError(f"{name}: not together with segment_ids")
-    words, q, k, v = arguments.unpacked(layout, q, k, v)
-    q, k, v = jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)
-    arguments.check_dtypes(q, k, v)
-    segments = None
-    if segment_ids is not None:
-        segments = Segments.make(words, q, k, segment_ids, kv_segment_ids, max_segments)
-        max_seqlen_q = q.shape[1] if max_seqlen_q is None else max_seqlen_q
-        max_seqlen_kv = k.shape[1] if max_seqlen_kv is None else max_seqlen_kv
-        q, k, v = (x.reshape(-1, *x.shape[2:]) for x in (q, k, v))
-        words = ("thd", "thd", "thd")
-        cu_seqlens_q, cu_seqlens_q_padded = cumulative(segments.q.lengths), segments.q.starts
-        cu_seqlens_kv, cu_seqlens_kv_padded = cumulative(segments.kv.lengths), segments.kv.starts
-    if mask not in MASKS:
-        raise InvalidArgumentError(f"mask: '{mask}' is none of {', '.join(MASKS)}")
-    if page_table_v is None:
-        page_table_v = page_table_k
-    if sink is not None and softmax != "vanilla":
-        raise InvalidArgumentError(f"softmax: '{softmax}' together with sink, which is one itself")
-    if not 0 <= dropout_rate < 1:
-        raise InvalidArgumentError(f"dropout_rate: {dropout_rate} is not in [0, 1)")
-    if scale is not None:
-        scale = arguments.number("scale", scale)
-
-    if words[1] == "thd" and k.shape[0] == 0:  # a spec has no ragged side without tokens
-        k, v = (jnp.pad(x, [(0, 1), (0, 0), (0, 0)]) for x in (k, v))
-    operands: dict[str, Any] = {"q": q, "k": k, "v": v}
-    rows = {
-        "cu_seqlens_q": (cu_seqlens_q, q, words[0]),
-        "cu_seqlens_kv": (cu_seqlens_kv, k, words[1]),
-        "cu_seqlens_q_padded": (cu_seqlens_q_padded, q, words[0]),
-        "cu_seqlens_kv_padded": (cu_seqlens_kv_padded, k, words[1]),
-    }
-    for name, (offsets, tensor, word) in rows.items():
-        if (word == "thd") != (offsets is not None) and not name.endswith("_padded"):
-            raise InvalidArgumentError(
-                f"{name}: goes with a thd layout, and it is {'_'.join(words)}"
-            )
-        if offsets is not None:
-            if word != "thd":
-                raise InvalidArgumentError(f"{name}: goes with a thd layout, not with {word}")
-            operands[name] = jnp.clip(arguments.integers(name, offsets), 0, tensor.shape[0])
-    padded = [name for name in operands if name.endswith("_padded")]
-    if len(padded) == 1 and words[0] == words[1] == "thd":
-        other = "cu_seqlens_kv" if padded[0] == "cu_seqlens_q_padded" else "cu_seqlens_q"
-        operands[f"{other}_padded"] = operands[other]
-    max_q = arguments.longest_sequence("max_seqlen_q", max_seqlen_q, q, words[0])
-    max_kv = arguments.longest_sequence("max_seqlen_kv", max_seqlen_kv, k, words[1])
-    if page_table_k is not None:
-        max_kv = arguments.add_pages(operands, page_table_k, page_table_v, max_seqlen_kv, words)
-        if seqlens_kv is None:
-            raise InvalidArgumentError("seqlens_kv: missing; paged k and v need their lengths")
-    if k_new is not None or v_new is not None:
-        if k_new is None or v_new is None:
-            raise InvalidArgumentError("k_new and v_new: come together")
-        if seqlens_kv is None:
-            raise InvalidArgumentError("seqlens_kv: missing; a cache needs its lengths")
-        operands["k_new"], operands["v_new"] = jnp.asarray(k_new), jnp.asarray(v_new)
-    mask = arguments.add_lengths(operands, mask, words, max_kv, seqlens_q, seqlens_kv)
-    kind = arguments.add_scores(operands, bias, bias_kind, attn_mask, alibi, alibi_slopes, sink)
-    if dropout_rate:
-        arguments.add_dropout(operands, dropout_key, dropout_mask)
-    elif dropout_mask is not None or return_dropout_mask:
-        raise InvalidArgumentError("dropout_mask: goes with a dropout_rate above 0")
-
-    names = ("q", "k", "v", *(name for name in OPTIONAL if name in operands))
-    setup = Setup(
-        names=names,
-        words=words,
-        mask=mask,
-        window=(int(window[0]), int(window[1])),
-        bias=kind,
-        softmax="learnable" if sink is not None else softmax,
-        softcap=float(softcap),
-        dropout=float(dropout_rate),
-        scale=scale,
-        max_q=max_q,
-        max_kv=max_kv,
-        output_dtype=arguments.output_dtype(output_dtype, q.dtype),
-        deterministic=bool(deterministic),
-        stats=bool(return_lse),
-        max_logit=bool(return_max_logit),
-        dropped=bool(return_dropout_mask),
-        choice=Choice(engine, target, int(workspace_limit), tuning),
+    return run(
+        Arguments(
+            q=q,
+            k=k,
+            v=v,
+            layout=layout,
+            mask=mask,
+            window=window,
+            seqlens_q=seqlens_q,
+            seqlens_kv=seqlens_kv,
+            cu_seqlens_q=cu_seqlens_q,
+            cu_seqlens_kv=cu_seqlens_kv,
+            cu_seqlens_q_padded=cu_seqlens_q_padded,
+            cu_seqlens_kv_padded=cu_seqlens_kv_padded,
+            max_seqlen_q=max_seqlen_q,
+            max_seqlen_kv=max_seqlen_kv,
+            segment_ids=segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            max_segments=max_segments,
+            page_table_k=page_table_k,
+            page_table_v=page_table_v,
+            k_new=k_new,
+            v_new=v_new,
+            bias=bias,
+            bias_kind=bias_kind,
+            attn_mask=attn_mask,
+            alibi=alibi,
+            alibi_slopes=alibi_slopes,
+            softmax=softmax,
+            sink=sink,
+            softcap=softcap,
+            dropout_rate=dropout_rate,
+            dropout_key=dropout_key,
+            dropout_mask=dropout_mask,
+            scale=scale,
+            output_dtype=output_dtype,
+            deterministic=deterministic,
+            return_lse=return_lse,
+            return_max_logit=return_max_logit,
+            return_dropout_mask=return_dropout_mask,
+            engine=engine,
+            target=target,
+            workspace_limit=workspace_limit,
+            tuning=tuning,
+        )
     )
-    return _run(setup, [operands[name] for name in names], segments)
-
-
-def _run(setup: Setup, operands: Sequence[Any], segments: Segments | None) -> Any:
-    shapes = {name: x.shape for name, x in zip(setup.names, operands, strict=True)}
-    sizes = setup.sizes(shapes)
-    values = primitive.varying_alike(operands)
-    if "seed" in setup.names:
-        at = setup.names.index("seed")
-        values[at] = _seed_of_place(operands[at], values[at])
-    names = setup.forward_results()
-    if 0 in (sizes[letter] for letter in setup.dims("o")):  # nothing to do
-        avals = [jax.typeof(x) for x in operands]
-        made = primitive.result_shapes(setup, "forward", avals)
-        results = [jnp.zeros(shape, dtype) for shape, dtype in made]
-        if setup.appends:
-            raise InvalidArgumentError("k_new: an attention without queries appends nothing")
-    else:
-        results = _attend(setup, values)
-    if segments is not None:
-        results = [segments.apart(name, x) for name, x in zip(names, results, strict=True)]
-    for at, name in enumerate(names):
-        if name in ("max_logit", "dropped"):
-            results[at] = jax.lax.stop_gradient(results[at])
-    return results[0] if len(results) == 1 else tuple(results)
-
-
-def _attend(setup: Setup, values: Sequence[Any]) -> list[Any]:
-    try:
-        return list(attend(setup, *values))
-    except TypeError as error:
-        if "forward-mode" not in str(error):
-            raise
-        raise UnsupportedError(f"attention: {primitive.NO_DERIVATIVE}") from error
-
-
-def _seed_of_place(given: Any, seed: Any) -> Any:
-    """Inside shard_map, a seed that is the same on axes over which q differs becomes different."""
-    axes = jax.typeof(seed).manual_axis_type.varying - jax.typeof(given).manual_axis_type.varying
-    return seed_of_shard(seed, tuple(sorted(axes)))
 
 
 def dot_product_attention(
@@ -296,7 +210,7 @@ def dot_product_attention(
     deterministic: bool = False,
     engine: str | None = None,
     target: str | None = None,
-    workspace_limit: int = -1,
+    workspace_limit: int | None = None,
     tuning: str = "off",
 ) -> Any:
     """`jax.nn.dot_product_attention`, run by Lawson, and more by keyword.
@@ -326,66 +240,85 @@ def dot_product_attention(
       lawson.UnsupportedError: no engine has it.
     """
     if implementation not in (None, "xla", "cudnn"):
-        raise InvalidArgumentError(
-            f"implementation: '{implementation}' is none of xla, cudnn, None"
-        )
-    query, key, value = jnp.asarray(query), jnp.asarray(key), jnp.asarray(value)
+        _settings.refuse("implementation", implementation, "one of xla, cudnn, None")
+    query, key, value = (
+        arguments.array(name, x) for name, x in (("query", query), ("key", key), ("value", value))
+    )
     single = query.ndim == 3
     if query.ndim not in (3, 4):
         raise InvalidArgumentError(
-            f"query: {query.ndim} dims; expected 4, [B,T,N,H], or 3, [T,N,H]"
+            f"query: shape {query.shape} has {query.ndim} dims; expected 4, [B,T,N,H], or 3, "
+            "[T,N,H]"
         )
     paged = page_table_k is not None
     for name, x in (("key", key), ("value", value)):
         expected = 4 if paged else query.ndim
         if x.ndim != expected:
-            raise InvalidArgumentError(f"{name}: {x.ndim} dims; expected {expected}, as query")
-    if mask is not None and jnp.asarray(mask).dtype != np.dtype(bool):
-        raise InvalidArgumentError(
-            f"mask: dtype {jnp.asarray(mask).dtype.name}; expected bool (an additive mask is a "
-            "bias)"
-        )
+            raise InvalidArgumentError(
+                f"{name}: shape {x.shape} has {x.ndim} dims; expected {expected}, "
+                + ("[pages,page,K,H]" if paged else "as query has")
+            )
+    if mask is not None:
+        mask = arguments.array("mask", mask)
+        if mask.dtype.name != "bool":
+            raise InvalidArgumentError(
+                f"mask: dtype {mask.dtype.name} is not allowed; expected bool (an additive mask is "
+                "a bias)"
+            )
     if single:
         query = query[None]
         if not paged:
             key, value = key[None], value[None]
-    if local_window_size is None:
-        window = (-1, -1)
-    elif isinstance(local_window_size, int):
-        window = (local_window_size, local_window_size)
-    else:
-        window = (int(local_window_size[0]), int(local_window_size[1]))
-    if min(window) < 0 and local_window_size is not None:
-        raise InvalidArgumentError(f"local_window_size: {local_window_size} has a negative bound")
-    result = attention(
-        query,
-        key,
-        value,
-        mask="causal" if is_causal else "none",
-        window=window,
-        seqlens_q=query_seq_lengths,
-        seqlens_kv=key_value_seq_lengths,
-        segment_ids=segment_ids,
-        kv_segment_ids=kv_segment_ids,
-        max_segments=max_segments,
-        page_table_k=page_table_k,
-        page_table_v=page_table_v,
-        bias=bias,
-        attn_mask=mask,
-        sink=sink,
-        softcap=softcap,
-        dropout_rate=dropout_rate,
-        dropout_key=dropout_key,
-        scale=scale,
-        deterministic=deterministic,
-        return_lse=return_residual,
-        engine=engine,
-        target=target,
-        workspace_limit=workspace_limit,
-        tuning=tuning,
+    causal = _settings.flag("is_causal", is_causal)
+    return_residual = _settings.flag("return_residual", return_residual)
+    result = run(
+        Arguments(
+            labels=_LABELS,
+            q=query,
+            k=key,
+            v=value,
+            mask="causal" if causal else "none",
+            window=_local_window(local_window_size),
+            seqlens_q=query_seq_lengths,
+            seqlens_kv=key_value_seq_lengths,
+            segment_ids=segment_ids,
+            kv_segment_ids=kv_segment_ids,
+            max_segments=max_segments,
+            page_table_k=page_table_k,
+            page_table_v=page_table_v,
+            bias=bias,
+            attn_mask=mask,
+            sink=sink,
+            softcap=softcap,
+            dropout_rate=dropout_rate,
+            dropout_key=dropout_key,
+            scale=scale,
+            deterministic=deterministic,
+            return_lse=return_residual,
+            engine=engine,
+            target=target,
+            workspace_limit=workspace_limit,
+            tuning=tuning,
+        )
     )
     if not return_residual:
         return result[0] if single else result
     out, residual = result
     residual = jnp.swapaxes(residual, 1, 2)
     return (out[0], residual[0]) if single else (out, residual)
+
+
+def _local_window(given: Any) -> tuple[int, int]:
+    """JAX's local_window_size: None: all, a number: to both sides, or (left, right)."""
+    if given is None:
+        return -1, -1
+    allowed = "None, or a number of columns or (left, right), 0 or more"
+    if _settings.is_integer(given):
+        given = (given, given)
+    try:
+        left, right = _settings.window("local_window_size", given)
+    except InvalidArgumentError:
+        _settings.refuse("local_window_size", given, allowed)
+    if left < 0 or right < 0:
+        _settings.refuse("local_window_size", given, allowed)
+    return left, right

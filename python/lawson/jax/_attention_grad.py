@@ -29,7 +29,7 @@ from lawson.jax._jax import at_least_f32
 
 _HAS_GRADIENT = ("q", "k", "v", "bias", "sink")
 _WHY_NOT = {
-    "mask": "an additive attn_mask has no gradient; pass what is learnt as bias",
+    "mask": "a float attn_mask has no gradient next to a bias or alibi; add it to the bias",
     "slopes": "alibi slopes have no gradient; pass a bias, or use jax.lax.stop_gradient",
 }
 
@@ -74,26 +74,37 @@ def _forward(setup: Setup, *operands: Any) -> Any:
             f"attention: {what} has no gradients; train with a dense or ragged layout, or use "
             "jax.lax.stop_gradient on q, k and v"
         )
-    for name in sorted((asked & floats) - set(_HAS_GRADIENT)):
+    of_mask = "mask" in asked & floats and setup.bias == "none"
+    for name in sorted((asked & floats) - set(_HAS_GRADIENT) - ({"mask"} if of_mask else set())):
         raise UnsupportedError(f"attention: {_WHY_NOT[name]}")
-    training = training_setup(setup, bias_grad="bias" in asked)
+    added = "mask" if of_mask else "bias" if "bias" in asked else None
+    training = training_setup(setup, added)
     found = _run(training, "forward", values)
     results = dict(zip(training.forward_results(), found, strict=True))
     outputs = tuple(results[name] for name in setup.forward_results())
-    marker = () if training.bias_grad else None  # static, in the residuals' tree
+    marker = {added: None}  # static, in the residuals' tree
     return outputs, (values, results["o"], results["stats"], marker)
 
 
-def training_setup(setup: Setup, *, bias_grad: bool) -> Setup:
-    """The setup whose both passes run when this one is differentiated."""
-    return dataclasses.replace(setup, training=True, bias_grad=bias_grad)
+def training_setup(setup: Setup, added: str | None) -> Setup:
+    """The setup whose both passes run when this one is differentiated.
+
+    `added`: what is added to the scores and has a gradient: the bias; or a float mask, which is
+    then the bias; or None.
+    """
+    setup = dataclasses.replace(setup, training=True, bias_grad=added is not None)
+    if added != "mask":
+        return setup
+    names = tuple("bias" if name == "mask" else name for name in setup.names)
+    return dataclasses.replace(setup, names=names, bias="post_scale")
 
 
 def _backward(setup: Setup, residuals: Any, cotangents: Any) -> Any:
     if residuals is None:
         return (None,) * len(setup.names)
     values, o, stats, marker = residuals
-    training = training_setup(setup, bias_grad=marker is not None)
+    (added,) = marker
+    training = training_setup(setup, added)
     given = dict(zip(setup.forward_results(), cotangents, strict=True))
     zero = jax.custom_derivatives.SymbolicZero
     gradients: dict[str, Any] = {}
@@ -105,9 +116,9 @@ def _backward(setup: Setup, residuals: Any, cotangents: Any) -> Any:
     if dlse is not None and not isinstance(dlse, zero):
         for name, gradient in _of_log_sum(training, values, o, stats, dlse).items():
             gradients[name] = _add(gradients.get(name), gradient)
-    return tuple(
-        gradients.get(f"d{name}") if name in _HAS_GRADIENT else None for name in setup.names
-    )
+    if added == "mask":
+        gradients["dmask"] = gradients.pop("dbias", None)
+    return tuple(gradients.get(f"d{name}") for name in setup.names)
 
 
 def _add(a: Any, b: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from lawson import _settings
 from lawson._errors import InvalidArgumentError
 from lawson.jax._attention_arguments import integers
 
@@ -77,19 +78,15 @@ class Segments(NamedTuple):
     valid: Any
 
     @staticmethod
-    def make(
-        words: Sequence[str], q: Any, k: Any, ids: Any, kv_ids: Any, most: int | None
-    ) -> Segments:
+    def make(words: Sequence[str], q: Any, k: Any, ids: Any, kv_ids: Any, most: Any) -> Segments:
         if set(words) != {"bshd"}:
             raise InvalidArgumentError(
                 f"layout: segment_ids go with bshd, not with {'_'.join(words)}; ragged arrays have "
                 "cu_seqlens"
             )
-        if most is None or most < 1:
-            raise InvalidArgumentError(
-                f"max_segments: {most}; expected the largest number of segments in a row, at least "
-                "1"
-            )
+        most = _settings.integer(
+            "max_segments", most, "the largest number of segments in a row, 1 or more", least=1
+        )
         both = []
         for name, given, tensor in (
             ("segment_ids", ids, q),
