@@ -1,0 +1,203 @@
+#include "torch/torch.h"
+
+#include <nanobind/stl/string.h>
+
+#include <array>
+
+namespace lawson::torch {
+namespace {
+
+constexpr const char* kLeast = "2.11";
+constexpr const char* kCapsule = "dlpack_exchange_api";
+// The name in DLPack's specification, and the one before it.
+constexpr std::array kAttributes{"__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__"};
+
+std::string text_of(nb::handle object) {
+  return nb::cast<std::string>(nb::str(object));
+}
+
+// The newest table of the chain whose layout is the one that this was compiled with.
+const DLPackExchangeAPI* find_table(nb::handle tensor_type, const std::string& version) {
+  std::string found = "has none";
+  for (const char* attribute : kAttributes) {
+    if (!nb::hasattr(tensor_type, attribute)) continue;
+    const nb::object capsule = tensor_type.attr(attribute);
+    if (PyCapsule_IsValid(capsule.ptr(), kCapsule) == 0) {
+      found = "has another kind of it";
+      continue;
+    }
+    const auto* header =
+        static_cast<const DLPackExchangeAPIHeader*>(PyCapsule_GetPointer(capsule.ptr(), kCapsule));
+    for (; header != nullptr; header = header->prev_api) {
+      if (header->version.major != DLPACK_MAJOR_VERSION) {
+        found = "has version " + std::to_string(header->version.major) + " of it";
+        continue;
+      }
+      const auto* table = reinterpret_cast<const DLPackExchangeAPI*>(header);
+      if (table->managed_tensor_allocator == nullptr ||
+          table->dltensor_from_py_object_no_sync == nullptr ||
+          table->current_work_stream == nullptr) {
+        found = "has one that lacks functions";
+        continue;
+      }
+      return table;
+    }
+  }
+  throw Error(LAWSON_UNAVAILABLE, std::string{"lawson.torch needs DLPack's C exchange table, "} +
+                                      "torch.Tensor." + kAttributes[0] + " of version " +
+                                      std::to_string(DLPACK_MAJOR_VERSION) + ", and torch " +
+                                      version + " " + found + "; install torch " + kLeast +
+                                      " or newer");
+}
+
+// From a status to its exception; lives as long as the process.
+PyObject* error_classes = nullptr;
+
+void ignore_error(void* /*context*/, const char* /*kind*/, const char* /*message*/) {}
+
+}  // namespace
+
+const Torch* Torch::instance_ = nullptr;
+
+void find_error_classes() {
+  nb::object found = nb::module_::import_("lawson._errors").attr("BY_STATUS");
+  error_classes = found.release().ptr();
+}
+
+void refuse(const std::string& message) {
+  throw Error(LAWSON_INVALID_ARGUMENT, message);
+}
+
+std::string Place::name() const {
+  if (is_cpu()) return "cpu";
+  if (type == kDLCUDA) return "cuda:" + std::to_string(index);
+  return "DLPack's device type " + std::to_string(static_cast<int>(type));
+}
+
+const Torch& Torch::connect() {
+  if (instance_ == nullptr) instance_ = new Torch{nb::module_::import_("torch")};
+  return *instance_;
+}
+
+Torch::Torch(nb::module_ torch) {
+  const nb::object tensor_type = torch.attr("Tensor");
+  table_ = find_table(tensor_type, text_of(torch.attr("__version__")));
+  tensor_type_ = reinterpret_cast<PyTypeObject*>(nb::object{tensor_type}.release().ptr());
+  parameter_type_ = reinterpret_cast<PyTypeObject*>(
+      nb::object{torch.attr("nn").attr("Parameter")}.release().ptr());
+  is_neg_ = nb::object{tensor_type.attr("is_neg")}.release().ptr();
+  empty_strided_ = nb::object{torch.attr("empty_strided")}.release().ptr();
+  keywords_ = nb::make_tuple("dtype", "device").release().ptr();
+  increment_version_ =
+      nb::object{torch.attr("autograd").attr("graph").attr("increment_version")}.release().ptr();
+  torch_ = torch.release().ptr();
+}
+
+void Torch::refuse_type(PyObject* operand, std::size_t position) {
+  refuse("operand " + std::to_string(position) + " is of type " +
+         text_of(nb::handle(reinterpret_cast<PyObject*>(Py_TYPE(operand))).attr("__qualname__")) +
+         "; expected a torch.Tensor, no subclass but torch.nn.Parameter, or None");
+}
+
+// torch's message goes on with a stack trace.
+void Torch::refuse_memory(std::size_t position) {
+  nb::python_error raised;
+  std::string said = text_of(raised.value());
+  refuse("operand " + std::to_string(position) + " has no memory that torch hands out (" +
+         said.substr(0, said.find('\n')) +
+         "); expected a strided tensor outside torch.func's transforms");
+}
+
+void Torch::refuse_negated(std::size_t position) {
+  refuse("operand " + std::to_string(position) +
+         " is a lazily negated view; expected one in memory: Tensor.resolve_neg()");
+}
+
+nb::object Torch::empty_strided(std::span<PyObject* const, 4> arguments) const {
+  PyObject* const made = PyObject_Vectorcall(empty_strided_, arguments.data(), 2, keywords_);
+  if (made == nullptr) nb::raise_python_error();
+  return nb::steal(made);
+}
+
+void* Torch::address(const nb::object& tensor) const {
+  DLTensor view;
+  if (table_->dltensor_from_py_object_no_sync(tensor.ptr(), &view) != 0) nb::raise_python_error();
+  return data_of(view);
+}
+
+nb::object Torch::dtype(std::string_view name) const {
+  return nb::handle(torch_).attr(std::string{name}.c_str());
+}
+
+nb::object Torch::device(const Place& place) const {
+  return nb::handle(torch_).attr("device")(place.name());
+}
+
+nb::object Torch::contiguous(PyObject* operand) const {
+  const nb::object memory_format = nb::handle(torch_).attr("contiguous_format");
+  return nb::handle(operand).attr("detach")().attr("clone")(nb::arg("memory_format") =
+                                                                memory_format);
+}
+
+void Torch::increment_version(PyObject* tensor) const {
+  if (!nb::steal(PyObject_CallOneArg(increment_version_, tensor)).is_valid()) {
+    nb::raise_python_error();
+  }
+}
+
+void* Torch::current_stream(const Place& place) const {
+  if (place.is_cpu()) return nullptr;
+  void* stream = nullptr;
+  if (table_->current_work_stream(place.type, place.index, &stream) != 0) nb::raise_python_error();
+  return stream;
+}
+
+Workspace::Workspace(const Place& place, std::size_t size) {
+  if (size == 0) return;
+  auto bytes = static_cast<std::int64_t>(size);
+  DLTensor wanted{};
+  wanted.device = {place.type, place.index};
+  wanted.ndim = 1;
+  wanted.dtype = {kDLUInt, 8, 1};
+  wanted.shape = &bytes;
+  if (Torch::get().table().managed_tensor_allocator(&wanted, &memory_, nullptr, &ignore_error) ==
+      0) {
+    return;
+  }
+  // The table has only a text; torch's own call raises the exception that its users wait for.
+  memory_ = nullptr;
+  const nb::tuple shape = nb::make_tuple(bytes);
+  const nb::tuple strides = nb::make_tuple(1);
+  const nb::object dtype = Torch::get().dtype("uint8");
+  const nb::object device = Torch::get().device(place);
+  const std::array<PyObject*, 4> arguments{shape.ptr(), strides.ptr(), dtype.ptr(), device.ptr()};
+  Torch::get().empty_strided(arguments);
+  throw Error(LAWSON_OUT_OF_MEMORY,
+              "torch gave no workspace of " + std::to_string(size) + " bytes on " + place.name());
+}
+
+void set_python_error() noexcept {
+  try {
+    throw;
+  } catch (nb::python_error& error) {
+    error.restore();
+  } catch (const Error& error) {
+    // Text that may hold bytes of a user's that are not UTF-8.
+    const std::string_view said = error.what();
+    const nb::object text = nb::steal(
+        PyUnicode_DecodeUTF8(said.data(), static_cast<Py_ssize_t>(said.size()), "replace"));
+    const nb::object status = nb::steal(PyLong_FromLong(error.status()));
+    PyObject* const type = PyDict_GetItem(error_classes, status.ptr());
+    PyErr_SetObject(type == nullptr ? PyExc_RuntimeError : type, text.ptr());
+  } catch (const nb::builtin_exception& error) {
+    PyErr_SetString(
+        error.type() == nb::exception_type::type_error ? PyExc_TypeError : PyExc_ValueError,
+        error.what());
+  } catch (const std::bad_alloc&) {
+    PyErr_NoMemory();
+  } catch (const std::exception& error) {
+    PyErr_SetString(PyExc_RuntimeError, error.what());
+  }
+}
+
+}  // namespace lawson::torch

@@ -1,0 +1,120 @@
+// What is used of torch: nothing is compiled or linked against it. Tensors cross by the table that
+// torch offers for DLPack's C exchange; outputs are made by torch.empty_strided, so that they are
+// as any other tensor (Tensor.record_stream ignores memory that came through DLPack).
+//
+// All functions here need the interpreter's lock, and what they find lives as long as the process.
+#ifndef LAWSON_PYTHON_TORCH_TORCH_H_
+#define LAWSON_PYTHON_TORCH_TORCH_H_
+
+#include <dlpack/dlpack.h>
+#include <nanobind/nanobind.h>
+#include <lawson/lawson.hpp>
+
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace lawson::torch {
+
+namespace nb = nanobind;
+
+[[noreturn]] void refuse(const std::string& message);
+
+// For code that nanobind does not call: the exception that is being handled becomes Python's.
+void find_error_classes();
+void set_python_error() noexcept;
+
+// Where tensors are.
+struct Place {
+  DLDeviceType type{};
+  std::int32_t index = 0;
+
+  bool is_cpu() const { return type == kDLCPU; }
+  std::string name() const;
+  bool operator==(const Place&) const = default;
+};
+
+inline Place place_of(const DLTensor& tensor) {
+  return {tensor.device.device_type, tensor.device.device_id};
+}
+
+inline void* data_of(const DLTensor& tensor) {
+  return static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
+}
+
+class Torch {
+ public:
+  // Throws Error (LAWSON_UNAVAILABLE) where the installed torch has no table.
+  static const Torch& connect();
+  // After connect().
+  static const Torch& get() { return *instance_; }
+
+  // The address, place, dtype, shape and strides of an operand, borrowed from it. `position` is for
+  // messages. Throws Error for what is no plain tensor in memory.
+  void read(PyObject* operand, std::size_t position, DLTensor& view) const {
+    if (Py_TYPE(operand) != tensor_type_ && Py_TYPE(operand) != parameter_type_) {
+      refuse_type(operand, position);
+    }
+    if (table_->dltensor_from_py_object_no_sync(operand, &view) != 0) refuse_memory(position);
+    // A view of a complex tensor's conjugate; DLPack knows no such bit.
+    if (view.dtype.code == kDLFloat && is_negated(operand)) refuse_negated(position);
+  }
+
+  // A tensor of torch's own making. `arguments`: shape, strides, dtype, device.
+  nb::object empty_strided(std::span<PyObject* const, 4> arguments) const;
+  // The address of a tensor that is known to be plain.
+  void* address(const nb::object& tensor) const;
+  nb::object dtype(std::string_view name) const;
+  nb::object device(const Place& place) const;
+  nb::object contiguous(PyObject* operand) const;
+  // Tells autograd that the memory has changed.
+  void increment_version(PyObject* tensor) const;
+  // The stream on which torch would launch; null on the host.
+  void* current_stream(const Place& place) const;
+
+  const DLPackExchangeAPI& table() const { return *table_; }
+
+ private:
+  explicit Torch(nb::module_ torch);
+  [[noreturn]] static void refuse_type(PyObject* operand, std::size_t position);
+  [[noreturn]] static void refuse_memory(std::size_t position);
+  [[noreturn]] static void refuse_negated(std::size_t position);
+  bool is_negated(PyObject* operand) const {
+    PyObject* const answer = PyObject_Vectorcall(is_neg_, &operand, 1, nullptr);
+    if (answer == nullptr) nb::raise_python_error();
+    Py_DECREF(answer);  // one of two immortal objects
+    return answer == Py_True;
+  }
+
+  static const Torch* instance_;
+
+  const DLPackExchangeAPI* table_ = nullptr;
+  PyTypeObject* tensor_type_ = nullptr;
+  PyTypeObject* parameter_type_ = nullptr;
+  PyObject* is_neg_ = nullptr;
+  PyObject* empty_strided_ = nullptr;
+  PyObject* keywords_ = nullptr;  // ("dtype", "device")
+  PyObject* increment_version_ = nullptr;
+  PyObject* torch_ = nullptr;
+};
+
+// Memory of torch's allocator, without a Python object: on a GPU it is that of the current stream,
+// and may be given back as soon as the work that uses it was launched there.
+class Workspace {
+ public:
+  Workspace(const Place& place, std::size_t size);
+  Workspace(const Workspace&) = delete;
+  Workspace& operator=(const Workspace&) = delete;
+  ~Workspace() {
+    if (memory_ != nullptr && memory_->deleter != nullptr) memory_->deleter(memory_);
+  }
+
+  void* data() const { return memory_ == nullptr ? nullptr : data_of(memory_->dl_tensor); }
+
+ private:
+  DLManagedTensorVersioned* memory_ = nullptr;
+};
+
+}  // namespace lawson::torch
+
+#endif  // LAWSON_PYTHON_TORCH_TORCH_H_
