@@ -1,0 +1,226 @@
+"""From a graph of ATen ops to a graph document: what a marked function computes, in Lawson's ops.
+
+ATen's ops promote dtypes and broadcast by themselves: rules convert operands to the dtype that an op
+computes in, and shapes are NumPy's in both. An op without a rule is an ``UnsupportedError`` that
+names it, the line of the user's code, and what could be written instead.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from lawson._graph import walk as _walk
+from lawson._graph.values import Const, Operand, Value, const
+from lawson._graph.walk import Trace
+from lawson.torch._trace_dtypes import dtype_name
+from lawson.torch._trace_fx import Captured, Spec
+
+# What to write instead of an op that has no rule, by the beginning of its name.
+_HINTS = {
+    "argmax": "amax and a comparison", "argmin": "amin and a comparison",
+    "convolution": "a product; convolutions stay outside of the fusion",
+    "cumsum": "a product with a triangular matrix; or outside of the fusion",
+    "cumprod": "the cumulative product outside of the fusion",
+    "embedding": "the embedding outside of the fusion; or a product with a one-hot matrix",
+    "index": "a slice with constant bounds; or the indexing outside of the fusion",
+    "gather": "a slice with constant bounds; or the gather outside of the fusion",
+    "scatter": "torch.where with torch.arange; or the scatter outside of the fusion",
+    "select_scatter": "torch.where with torch.arange", "slice_scatter": "torch.cat",
+    "flip": "the flip outside of the fusion",
+    "sort": "the sort outside of the fusion", "topk": "torch.topk outside of the fusion",
+    "rand": "random numbers as an argument", "bernoulli": "random numbers as an argument",
+    "native_dropout": "the dropout outside of the fusion, or its mask as an argument",
+    "normal": "random numbers as an argument", "uniform": "random numbers as an argument",
+    "copy_": "the write outside of the fusion: return the new value, and copy it there",
+    "_to_copy": "the copy to another device outside of the fusion",
+    "atan": "the angle outside of the fusion", "sinh": "(exp(x) - exp(-x)) / 2",
+    "cosh": "(exp(x) + exp(-x)) / 2", "cummax": "the cumulative maximum outside of the fusion",
+    "as_strided": "reshape, transpose and slices",
+    "scaled_dot_product": "lawson.torch.scaled_dot_product_attention outside of the fusion",
+    "_scaled_dot_product": "lawson.torch.scaled_dot_product_attention outside of the fusion",
+    "native_batch_norm": "the normalisation outside of the fusion, or its mean as an argument",
+    "_native_batch_norm": "the normalisation outside of the fusion, or its mean as an argument",
+    "linalg": "the factorisation outside of the fusion",
+}  # fmt: skip
+
+
+def op_name(target: Any) -> str:
+    """``aten.sort`` of ``aten.sort.default``; other overloads keep theirs."""
+    return str(target).removesuffix(".default")
+
+
+class Walk(_walk.Walk):
+    """One walk over a graph of ATen ops."""
+
+    framework = "PyTorch"
+    clip = "torch.clamp"
+
+    def dtype(self, dtype: torch.dtype) -> str:
+        name = dtype_name(dtype)
+        if name is None:
+            short = str(dtype).removeprefix("torch.")
+            near = "its real and imaginary parts" if short.startswith("complex") else "int32"
+            self.refuse(f"dtype {short} is none of Lawson's", near)
+        return name
+
+    def inputs(self, specs: Sequence[Spec], labels: Sequence[str]) -> list[Value]:
+        found = []
+        for spec, label in zip(specs, labels, strict=True):
+            self._op = f"argument '{label}'"
+            found.append(self.emit.input(label, self.dtype(spec.dtype), spec.shape))
+        return found
+
+    def node(self, node: torch.fx.Node, given: Any) -> Any:
+        """What a node computes; ``given``: from nodes to operands (or tuples of them)."""
+        from lawson.torch._trace_rules import RULES
+
+        self.emit.source = node.stack_trace or self.emit.source
+        if not isinstance(node.target, torch._ops.OpOverload):  # operator.getitem
+            source, index = node.args
+            return given(source)[index]
+        self._op = op_name(node.target)
+        function = RULES.get(_schema_name(node.target))
+        if function is None:
+            self.refuse("not one of Lawson's ops", nearest_form(node.target, RULES))
+        value = node.meta["val"]
+        for result in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(result, torch.Tensor) and not node.target._schema.name.endswith(".dim"):
+                if not (isinstance(value, (tuple, list)) and result.dtype is torch.int64):
+                    self.dtype(result.dtype)
+        args = torch.fx.map_arg(node.args, given)
+        kwargs = torch.fx.map_arg(node.kwargs, given)
+        try:
+            return function(self, Call(node, value), *args, **kwargs)
+        except OverflowError as error:
+            self.refuse(str(error), "a smaller constant")
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The op that a rule translates: its node, and its result as a fake tensor (or several)."""
+
+    node: torch.fx.Node
+    value: Any
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(int(n) for n in self.value.shape)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        found: torch.dtype = self.value.dtype
+        return found
+
+    def promoted(self) -> torch.dtype:
+        """What PyTorch converts the tensors and numbers among the arguments to."""
+        values = [
+            a.meta["val"] if isinstance(a, torch.fx.Node) else a
+            for a in self.node.args
+            if isinstance(a, (torch.fx.Node, bool, int, float))
+        ]
+        found = values[0]
+        for value in values[1:]:
+            found = torch.empty((), dtype=torch.result_type(found, value), device="meta")
+            # a dim keeps the category of what has dims
+            shaped = any(isinstance(v, torch.Tensor) and v.dim() for v in values)
+            found = found.expand(1) if shaped else found
+        if isinstance(found, torch.Tensor):
+            return found.dtype
+        return torch.result_type(found, found)
+
+    def uses(self, index: int) -> bool:
+        """Whether anything reads the result ``index`` of several."""
+        return any(user.args[1] == index for user in self.node.users)
+
+
+def _schema_name(target: Any) -> str:
+    return str(target._schema.name)
+
+
+def nearest_form(target: Any, rules: Any) -> str:
+    """What to write instead of an op without a rule."""
+    name = _schema_name(target).removeprefix("aten::")
+    for start, hint in sorted(_HINTS.items(), key=lambda item: -len(item[0])):
+        if name.startswith(start):
+            return hint
+    near = difflib.get_close_matches(f"aten::{name}", rules, 1, 0.75)
+    if near:
+        return f"torch.{near[0].removeprefix('aten::')}"
+    return "this part outside of the fusion, or split in two fusions"
+
+
+@dataclasses.dataclass(frozen=True)
+class Lifted:
+    """A trace, and the tensors that its function closes over: its last arguments."""
+
+    trace: Trace
+    captured: tuple[torch.Tensor, ...]
+    results: tuple[Spec | None, ...]
+
+
+def trace(
+    found: Captured,
+    name: str,
+    specs: Sequence[Spec],
+    labels: Sequence[str],
+    known: Sequence[tuple[str, torch.Tensor]] = (),
+    *,
+    strict: bool = False,
+) -> Lifted:
+    """The graph document of an ATen graph.
+
+    Args:
+      found: the graph; its placeholders have ``specs`` and are called ``labels``.
+      known: tensors that the function may close over, and their names.
+
+    Raises:
+      UnsupportedError: an op that is none of Lawson's, with its line.
+    """
+    walk = Walk(name)
+    arguments: list[Value] = walk.inputs(specs, labels)
+    captured: list[torch.Tensor] = []
+    values: dict[torch.fx.Node, Any] = {}
+    placeholders = iter(list(arguments))
+    device = specs[0].device if specs else None
+    for node in found.graph.graph.nodes:
+        if node.op == "placeholder":
+            values[node] = next(placeholders)
+        elif node.op == "get_attr":
+            tensor = getattr(found.graph, str(node.target))
+            position = next((i for i, t in enumerate(captured) if t is tensor), None)
+            if tensor.numel() == 1 and tensor.device.type == "cpu" and _is_number(tensor, known):
+                walk._op = "constant"
+                number = const(tensor.item(), walk.dtype(tensor.dtype), tuple(tensor.shape))
+                values[node] = number
+            elif position is not None:
+                values[node] = arguments[len(specs) + position]
+            else:
+                label = next((n for n, t in known if t is tensor), f"captured{len(captured)}")
+                arguments += walk.inputs([Spec.of(tensor)], [label])
+                captured.append(tensor)
+                values[node] = arguments[-1]
+                device = device or tensor.device
+        elif node.op == "call_function":
+            values[node] = walk.node(node, values.__getitem__)
+        elif node.op == "output":
+            (given,) = node.args
+            results: list[Operand] = [
+                values[n] if isinstance(n, torch.fx.Node) else const(0, "f32") for n in given
+            ]
+    made = walk.traced(arguments, results, strict)
+    if found.own_gradient is not None:
+        made = dataclasses.replace(made, own_gradient=made.own_gradient or found.own_gradient)
+    return Lifted(made, tuple(captured), found.results)
+
+
+def _is_number(tensor: torch.Tensor, known: Sequence[tuple[str, torch.Tensor]]) -> bool:
+    """A constant that the function makes itself (``torch.tensor(2.0)``)."""
+    return not tensor.requires_grad and not any(t is tensor for _, t in known)
+
+
+__all__ = ["Call", "Const", "Lifted", "Trace", "Walk", "trace"]

@@ -1,0 +1,31 @@
+"""Lawson's names of PyTorch's dtypes."""
+
+from __future__ import annotations
+
+import torch
+
+_NAMES: dict[torch.dtype, str] = {
+    torch.float64: "f64",
+    torch.float32: "f32",
+    torch.float16: "f16",
+    torch.bfloat16: "bf16",
+    torch.float8_e4m3fn: "f8e4m3",
+    torch.float8_e5m2: "f8e5m2",
+    torch.float8_e8m0fnu: "f8e8m0",
+    torch.int64: "i64",
+    torch.int32: "i32",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.bool: "bool",
+}
+_DTYPES = {name: dtype for dtype, name in _NAMES.items()}
+
+
+def dtype_name(dtype: torch.dtype) -> str | None:
+    """Lawson's name of a dtype; None where it has none (complex, int16, ...)."""
+    return _NAMES.get(dtype)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The dtype of Lawson's ``name``; KeyError for those that PyTorch does not compute with (i4)."""
+    return _DTYPES[name]

@@ -1,0 +1,222 @@
+"""A Python function as a graph of ATen ops: traced with fake tensors, each op with its line.
+
+What PyTorch has several spellings of is decomposed to core ATen, but for the ops that Lawson has
+itself. Writes into tensors are made functional; what the function does to gradients that its ops do
+not say (a stopped gradient, a rule of its own) is noted.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import os
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._functorch import pyfunctorch
+from torch._subclasses import fake_tensor
+from torch.fx import traceback as fx_traceback
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.utils import _python_dispatch
+
+from lawson._errors import UnsupportedError
+
+_OWN = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+)
+# Decomposed otherwise; Lawson has an op or a rule for each.
+_KEPT = (
+    "silu gelu softplus elu relu6 hardtanh leaky_relu _softmax _log_softmax mm bmm addmm baddbmm "
+    "dot mv native_layer_norm _fused_rms_norm split split_with_sizes unbind stack t transpose "
+    "squeeze square rsub gelu_backward silu_backward detach logsumexp threshold "
+    "max min all roll zeros ones new_zeros new_ones new_full zeros_like ones_like "
+    "sum masked_fill tile"
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Spec:
+    """What a trace knows of an argument: strides in elements."""
+
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+    @staticmethod
+    def of(tensor: torch.Tensor) -> Spec:
+        """Sizes that are symbolic become the numbers that they are here."""
+        shape = tuple(int(n) for n in tensor.shape)
+        return Spec(shape, tuple(int(n) for n in tensor.stride()), tensor.dtype, tensor.device)
+
+    def empty(self) -> torch.Tensor:
+        return torch.empty_strided(self.shape, self.stride, dtype=self.dtype, device=self.device)
+
+
+@dataclasses.dataclass(frozen=True)
+class Captured:
+    """A graph of ATen ops; ``inputs`` are its placeholders' specs.
+
+    ``own_gradient``: what makes the function's derivative another one than that of the ops.
+    """
+
+    graph: torch.fx.GraphModule
+    own_gradient: str | None
+    results: tuple[Spec | None, ...]  # None: a result that is no tensor
+
+
+@functools.cache
+def _table() -> Mapping[Any, Callable[..., Any]]:
+    from torch._decomp import core_aten_decompositions
+
+    kept = set(_KEPT.split())
+    table = dict(core_aten_decompositions())
+    return {op: f for op, f in table.items() if op._schema.name.removeprefix("aten::") not in kept}
+
+
+def user_line(frame: Any) -> str:
+    """``file.py:12`` of the innermost frame that is neither PyTorch's nor Lawson's."""
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith(_OWN) and not name.startswith("<"):
+            return f"{os.path.basename(name)}:{frame.f_lineno}"[-240:]
+        frame = frame.f_back
+    return ""
+
+
+class _Lines(TorchFunctionMode):
+    """Notes the line of each call of PyTorch's, and whether gradients are switched off."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.line = ""
+        self.own_gradient: str | None = None
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        line = user_line(sys._getframe(1))
+        if line:
+            self.line = line
+            fx_traceback.set_stack_trace([line])
+        if func is torch._C._set_grad_enabled and not args[0]:
+            self.own_gradient = self.own_gradient or f"torch.no_grad at {line}"
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def nothing_else() -> Iterator[None]:
+    """Outside of whatever PyTorch is doing: other traces, transformations, inference mode."""
+    with (
+        _python_dispatch._disable_current_modes(),
+        pyfunctorch.temporarily_clear_interpreter_stack(),
+        torch.inference_mode(False),
+    ):
+        yield
+
+
+_REFUSED = (
+    fake_tensor.DataDependentOutputException,
+    fake_tensor.DynamicOutputShapeException,
+    fake_tensor.UnsupportedOperatorException,
+)
+
+
+def captured(function: Callable[..., Sequence[Any]], specs: Sequence[Spec], name: str) -> Captured:
+    """The ATen graph of a function of flat tensors, for such arguments.
+
+    Tensors that the function closes over become attributes of the graph module, by identity.
+
+    Raises:
+      UnsupportedError: what depends on values (``item``, ``nonzero``), with its line.
+    """
+    with nothing_else():
+        try:
+            found, note = _traced(function, specs, name, functional=False)
+        except RuntimeError as error:
+            if "in-place" not in str(error):
+                raise
+            # It writes into an argument, which autograd forbids: the walk says so.
+            found, note = _traced(torch.func.functionalize(function), specs, name, functional=True)
+        if any(_mutates(node) for node in found.graph.nodes):
+            again = torch.func.functionalize(torch.fx.Interpreter(found).run)
+            found, _ = _traced(again, specs, name, functional=True)
+    found.graph.eliminate_dead_code(_has_no_effect)
+    detached = next((n for n in found.graph.nodes if _is_detach(n)), None)
+    if detached is not None and note is None:
+        note = f"detach at {detached.stack_trace}" if detached.stack_trace else "detach"
+    (output,) = (n for n in found.graph.nodes if n.op == "output")
+    results = tuple(
+        Spec.of(n.meta["val"]) if isinstance(n, torch.fx.Node) else None for n in output.args[0]
+    )
+    return Captured(found, note, results)
+
+
+def _traced(
+    function: Callable[..., Any], specs: Sequence[Spec], name: str, *, functional: bool
+) -> tuple[torch.fx.GraphModule, str | None]:
+    mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
+    lines = _Lines()
+    rule: str | None = None
+
+    def flat(*tensors: torch.Tensor) -> list[Any]:
+        nonlocal rule
+        # no leaves: a function may write into what it is given
+        given = tensors if functional else [t.view_as(t) if t.requires_grad else t for t in tensors]
+        with lines, fx_traceback.preserve_node_meta():
+            results = list(function(*given))
+        if not functional:
+            rule = _own_rule(results)
+        return results
+
+    with mode:
+        fakes = [spec.empty() for spec in specs]
+    if not functional:
+        for fake in fakes:
+            fake.requires_grad_(fake.dtype.is_floating_point)
+    grad: Any = torch.no_grad() if functional else torch.enable_grad()
+    try:
+        with grad:
+            made = make_fx(
+                flat, decomposition_table=_table(), tracing_mode="fake", _allow_non_fake_inputs=True
+            )(*fakes)
+    except _REFUSED as error:
+        op = getattr(error, "func", None)
+        what = str(op if op is not None else error).removesuffix(".default")
+        raise UnsupportedError(
+            f"unsupported: fusion '{name}': {what}{f' at {lines.line}' if lines.line else ''}: it "
+            "depends on values, which are not known while tracing\n"
+            "  nearest supported form: this part outside of the fusion; torch.where over both cases"
+        ) from error
+    return made, lines.own_gradient or rule
+
+
+def _own_rule(results: Sequence[Any]) -> str | None:
+    """The name of a custom autograd function on the way to the results; None: there is none."""
+    seen: set[Any] = set()
+    left = [r.grad_fn for r in results if isinstance(r, torch.Tensor) and r.grad_fn is not None]
+    while left:
+        node = left.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction):
+            return str(node.name()).removesuffix("Backward")
+        left.extend(n for n, _ in node.next_functions if n is not None)
+    return None
+
+
+def _mutates(node: torch.fx.Node) -> bool:
+    schema = getattr(node.target, "_schema", None)
+    return node.op == "call_function" and schema is not None and schema.is_mutable
+
+
+def _has_no_effect(node: torch.fx.Node) -> bool:
+    return node.op in ("placeholder", "output") or _mutates(node)
+
+
+def _is_detach(node: torch.fx.Node) -> bool:
+    return node.op == "call_function" and node.target is torch.ops.aten.detach.default
