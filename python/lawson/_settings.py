@@ -93,7 +93,7 @@ def number(
 
 def window(name: str, value: Any) -> tuple[int, int]:
     """(left, right): how many columns a row sees to each side; -1: all."""
-    allowed = "(left, right): two whole numbers, -1 (all) or more"
+    allowed = "(left, right): two whole numbers from -1 (all) to 2^31 - 1"
     if not isinstance(value, (tuple, list, np.ndarray)) or len(np.shape(value)) != 1:
         refuse(name, value, allowed)
     if len(value) != 2 or not all(is_integer(x) and -1 <= x < 1 << 31 for x in value):
@@ -148,7 +148,7 @@ def workspace_limit(value: Any, name: str = "workspace_limit") -> int | None:
     """Bytes; None: no limit."""
     if value is None:
         return None
-    return integer(name, value, "None (no limit), or a number of bytes, 0 or more", least=0)
+    return integer(name, value, "None (no limit), or a number of bytes from 0 to 2^63 - 1", least=0)
 
 
 def deadline_ms(value: Any, name: str = "deadline_ms") -> float:
@@ -208,3 +208,42 @@ def engines_on(
             "'require' takes one, and with policy 'allow' (LAWSON_POLICY) they are taken in order"
         )
     return here
+
+
+def device_on(
+    platform: str, given: Sequence[str] | None = None, ordinal: int | None = None
+) -> _core.Device:
+    """The device of this machine that a framework's platform is.
+
+    Args:
+      platform: "cuda" or "cpu".
+      given: the engines that the user named in the call; None: LAWSON_ENGINE's.
+      ordinal: of the GPU; None: the first. GPUs of one kind share their plans.
+
+    Raises:
+      UnsupportedError: another platform, or the CPU without an engine of the host being named.
+      UnavailableError: no GPU.
+    """
+    if platform == "cuda":
+        return _core.Device("cuda" if ordinal is None else f"cuda:{ordinal}")
+    if platform != "cpu":
+        raise UnsupportedError(
+            f"platform '{platform}': Lawson has no engine for it; it runs on cuda, and on cpu when "
+            "the engine is named: engines=['cpu'], or LAWSON_ENGINE=cpu in the environment"
+        )
+    named = named_engines(given)
+    if not any(name in HOST_ENGINES for name in named):
+        wanted = f"the engines named are {', '.join(named)}" if named else "no engine is named"
+        raise UnsupportedError(
+            f"platform 'cpu': {wanted}, and the default engine, cudnn, needs a GPU. To run on the "
+            "CPU name its engine: engines=['cpu'], or LAWSON_ENGINE=cpu in the environment"
+        )
+    return _core.Device("cpu")
+
+
+def target_on(platform: str, name: str, what: str = "") -> _core.Device:
+    """The device of that name, which `platform` has to be of. Raises UnsupportedError."""
+    device = _core.Device(name)
+    if (device.name == _core.Device("cpu").name) != (platform == "cpu"):
+        raise UnsupportedError(f"{what}target '{name}' is none of platform '{platform}'")
+    return device

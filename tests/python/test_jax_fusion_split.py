@@ -16,12 +16,13 @@ import lawson
 import numpy as np
 import pytest
 from lawson import _core
+from lawson._graph.kernels import Kernel
 from lawson._graph.shapes import operands_of, results_of, types_of
 from lawson._graph.split import Glue
 from lawson._graph.tidy import tidied
 from lawson.jax import _fusion_primitive, fusion, inspect
 from lawson.jax._fusion_partition import factors_of, shard
-from lawson.jax._fusion_primitive import Kernel, compiled
+from lawson.jax._fusion_primitive import compiled
 
 RNG = np.random.default_rng(9)
 BF16 = jnp.bfloat16

@@ -19,7 +19,7 @@ from jax.extend.core import Primitive
 from jax.extend.mlir.dialects import stablehlo
 from jax.interpreters import ad, mlir
 
-from lawson import _core
+from lawson import _core, _settings
 from lawson._attention_plan import judge, options_of
 from lawson._attention_setup import Setup
 from lawson._errors import UnsupportedError
@@ -69,7 +69,7 @@ def device_of(setup: Setup, platform: str) -> _core.Device:
     target = setup.choice.target
     if target is None:
         return _runtime.device_for(platform, ("cpu",))
-    return _runtime.target_on(platform, target, "attention: ")
+    return _settings.target_on(platform, target, "attention: ")
 
 
 def _abstract(*avals: Any, setup: Setup, which: str) -> list[Any]:

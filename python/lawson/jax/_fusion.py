@@ -20,9 +20,10 @@ import numpy as np
 
 from lawson import _core, _settings
 from lawson._errors import InvalidArgumentError
+from lawson._graph.kernels import Kernel
 from lawson.jax import _jax, _runtime
 from lawson.jax._attention_inspect import AttentionInspection, inspect_attention, is_attention
-from lawson.jax._fusion_primitive import Kernel, bind, compiled
+from lawson.jax._fusion_primitive import bind, compiled
 from lawson.jax._fusion_program import Program, Settings, traced
 
 _KEPT = 256  # signatures of one fusion

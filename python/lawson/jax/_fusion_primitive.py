@@ -26,6 +26,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from lawson import _core, _settings
 from lawson._errors import UnsupportedError
+from lawson._graph.kernels import Kernel, build
 from lawson._graph.shapes import operands_of, results_of, types_of
 from lawson._graph.split import Glue, parts
 from lawson._graph.values import numpy_dtype
@@ -34,29 +35,6 @@ from lawson.jax._fusion_partition import Factors, factors_of, shard
 from lawson.jax._fusion_program import Program, Settings
 
 # ---- plans -------------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Kernel:
-    """One plan, and the graph that it is of.
-
-    ``chosen``: how it was chosen, as JSON; None for a target that is not here.
-    """
-
-    document: dict[str, Any]
-    graph: _core.Graph
-    plan: _core.Plan
-    verdict: _core.Verdict | None
-    options: _core.Options
-    chosen: str | None
-
-    @property
-    def inputs(self) -> list[str]:
-        return [item["name"] for item in self.document["inputs"]]
-
-    @property
-    def outputs(self) -> list[str]:
-        return list(self.document["outputs"])
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -112,35 +90,16 @@ def _built(program: Program, document: dict[str, Any], platform: str) -> Compile
 
 def kernel(program: Program, platform: str, document: dict[str, Any]) -> Kernel:
     """The plan of one graph on ``platform``, as the settings of the program say."""
-    settings = program.settings
-    device, engines = place(settings, platform)
-    graph = _core.Graph.from_json(json.dumps(document), program.name)
-    limit = -1 if settings.workspace_limit is None else settings.workspace_limit
-    options = _core.Options(
-        workspace_limit=limit,
-        deterministic=settings.deterministic,
-        deadline_ms=settings.deadline_ms,
-        tuning=settings.tuning,
-    )
-    if device.is_present:
-        fusion = _core.fuse(graph, device, settings.policy, engines, options)
-        plan, verdict, chosen = fusion.plan, fusion.verdict, fusion.json()
-    else:
-        plan, verdict, chosen = _core.compile(graph, device, options), None, None
+    device, engines = place(program.settings, platform)
     wanted = program.trace.full_f32
-    if wanted is not None and plan.engine not in _settings.HOST_ENGINES:
-        raise UnsupportedError(
-            f"unsupported: fusion '{program.name}': {wanted}: precision HIGHEST of f32 operands: "
-            f"engine {plan.engine} multiplies them as TF32\n"
-            "  nearest supported form: the default precision, or the product outside of the fusion"
-        )
-    return Kernel(document, graph, plan, verdict, options, chosen)
+    full_f32 = None if wanted is None else f"{wanted}: precision HIGHEST of f32 operands"
+    return build(document, program.name, program.settings, device, engines, full_f32)
 
 
 def place(settings: Settings, platform: str) -> tuple[_core.Device, list[str] | None]:
     """The device, and the engines that may run on it; None: as the environment says."""
     if settings.target is not None:
-        device = _runtime.target_on(platform, settings.target)
+        device = _settings.target_on(platform, settings.target)
         if not device.is_present:
             if settings.engines is not None:
                 _settings.engines_on(platform, settings.engines, settings.policy)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from lawson._graph import kernels
 from lawson._graph.gradient import gradient_trace
 from lawson._graph.tidy import tidied
 from lawson._graph.walk import Trace
@@ -25,17 +26,9 @@ T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings:
-    """How a fusion is built: the arguments of ``fusion``, checked."""
+class Settings(kernels.Settings):
+    """The arguments of ``fusion``, checked."""
 
-    policy: str | None = None
-    tuning: str = "off"
-    engines: tuple[str, ...] | None = None
-    target: str | None = None
-    deterministic: bool = False
-    workspace_limit: int | None = None
-    deadline_ms: float = 0.0
-    strict: bool = False
     definition: bool = False
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from lawson import _core, _settings
-from lawson._errors import UnavailableError, UnsupportedError
+from lawson._errors import UnavailableError
 
 try:
     import jax
@@ -146,31 +146,9 @@ def device_for(
       UnsupportedError: another platform, or the CPU without an engine of the host being named.
       UnavailableError: no GPU, or a jaxlib that does not call the library's handlers.
     """
-    if platform in ("cuda", "gpu"):
-        device = _core.Device("cuda" if ordinal is None else f"cuda:{ordinal}")
-        check_platform("cuda")
-        return device
-    if platform != "cpu":
-        raise UnsupportedError(
-            f"platform '{platform}': Lawson has no engine for it; it runs on cuda, and on cpu when "
-            "the engine is named: engines=['cpu'], or LAWSON_ENGINE=cpu in the environment"
-        )
-    named = _settings.named_engines(engines)
-    if not any(name in _settings.HOST_ENGINES for name in named):
-        wanted = f"the engines named are {', '.join(named)}" if named else "no engine is named"
-        raise UnsupportedError(
-            f"platform 'cpu': {wanted}, and the default engine, cudnn, needs a GPU. To run on the "
-            "CPU name its engine: engines=['cpu'], or LAWSON_ENGINE=cpu in the environment"
-        )
-    check_platform("cpu")
-    return _core.Device("cpu")
-
-
-def target_on(platform: str, target: str, what: str = "") -> _core.Device:
-    """The device of that name, which JAX's `platform` has to be of. Raises UnsupportedError."""
-    device = _core.Device(target)
-    if (device.name == _core.Device("cpu").name) != (platform == "cpu"):
-        raise UnsupportedError(f"{what}target '{target}' is none of platform '{platform}'")
+    platform = "cuda" if platform == "gpu" else platform
+    device = _settings.device_on(platform, engines, ordinal)
+    check_platform(platform)
     return device
 
 
