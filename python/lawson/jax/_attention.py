@@ -239,8 +239,8 @@ def dot_product_attention(
       lawson.InvalidArgumentError: a ValueError.
       lawson.UnsupportedError: no engine has it.
     """
-    if implementation not in (None, "xla", "cudnn"):
-        _settings.refuse("implementation", implementation, "one of xla, cudnn, None")
+    if implementation is not None:
+        _settings.word("implementation", implementation, ("xla", "cudnn"))
     query, key, value = (
         arguments.array(name, x) for name, x in (("query", query), ("key", key), ("value", value))
     )

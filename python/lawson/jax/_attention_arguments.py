@@ -87,7 +87,8 @@ def number(name: str, value: Any, allowed: str, **limits: float) -> float:
             f"{name}: {_settings.shown(value)} is not known when the program is made; expected "
             f"{allowed}, which is no array of the program"
         )
-    if isinstance(value, (jax.Array, np.ndarray)) and value.ndim == 0:
+    is_array = isinstance(value, (jax.Array, np.ndarray))
+    if is_array and value.ndim == 0 and not jnp.issubdtype(value.dtype, jax.dtypes.prng_key):
         value = value.item()
     return _settings.number(name, value, allowed, **limits)
 
@@ -104,7 +105,7 @@ def output_dtype(given: Any, own: Any) -> str | None:
     allowed = f"None, or one of {', '.join(FLOATS)}"
     try:
         name = jnp.dtype(given).name
-    except TypeError:
+    except (TypeError, ValueError):
         _settings.refuse("output_dtype", given, allowed)
     if name not in FLOATS:
         _settings.refuse("output_dtype", name, allowed)
@@ -130,7 +131,8 @@ def prng_key(name: str, given: Any) -> Any:
 def longest(name: str, given: Any) -> int | None:
     if given is None:
         return None
-    return _settings.integer(name, given, "None, or a number of tokens, 1 or more", least=1)
+    allowed = "None, or a number of tokens from 1 to 2^40"
+    return _settings.integer(name, given, allowed, least=1, most=1 << 40)
 
 
 # ---- q, k and v --------------------------------------------------------------------------------

@@ -84,9 +84,8 @@ class Segments(NamedTuple):
                 f"layout: segment_ids go with bshd, not with {'_'.join(words)}; ragged arrays have "
                 "cu_seqlens"
             )
-        most = _settings.integer(
-            "max_segments", most, "the largest number of segments in a row, 1 or more", least=1
-        )
+        allowed = "the largest number of segments in a row, from 1 to 2^31 - 1"
+        most = _settings.integer("max_segments", most, allowed, least=1, most=(1 << 31) - 1)
         both = []
         for name, given, tensor in (
             ("segment_ids", ids, q),

@@ -15,6 +15,7 @@ import numpy as np
 from jax._src import ad_util as _ad_util
 from jax._src import config as _config
 from jax._src import core as _core
+from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import dispatch as _dispatch
 from jax._src import source_info_util as _source_info
 from jax._src import util as _util
@@ -47,9 +48,17 @@ def is_tracer(value: Any) -> bool:
     return isinstance(value, _core.Tracer)
 
 
+# What of these there is differs between versions of JAX.
+_DERIVATIVE_RULES = tuple(
+    getattr(_custom_derivatives, name)
+    for name in ("custom_jvp_call_p", "custom_jvp_call_jaxpr_p", "custom_vjp_call_p", "remat_opt_p")
+    if hasattr(_custom_derivatives, name)
+)
+
+
 def has_derivative_rule(eqn: Any) -> bool:
     """The equation calls a function that has a derivative of its own (custom_jvp, custom_vjp)."""
-    return any("jvp" in name or "bwd" in name or "fwd" in name for name in eqn.params)
+    return any(eqn.primitive is own for own in _DERIVATIVE_RULES)
 
 
 def source_line(eqn: Any) -> str:
