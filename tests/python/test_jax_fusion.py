@@ -149,6 +149,20 @@ def test_allow_takes_the_engine_of_the_platform() -> None:
     assert (told["engine"], told["policy"]) == ("cpu", "allow")
 
 
+def test_nine_dims_are_unsupported() -> None:
+    double = cpu(lambda x: x * 2)
+    x = f32(2, *(1,) * 6, 3)
+    close(double(x), x * 2)
+    with pytest.raises(lawson.UnsupportedError, match=r"'x': shape \(2, .* has 9 dims.* 8"):
+        double(x[..., None])
+    close(jax.vmap(double)(x[0][None]), x[0][None] * 2)
+    with pytest.raises(lawson.UnsupportedError, match=r"has 9 dims"):
+        jax.vmap(double)(x[None])
+    wide = cpu(lambda x: jnp.exp(x)[None] + jnp.ones((2,) + (1,) * 8))
+    with pytest.raises(lawson.UnsupportedError, match=r"at test_jax_fusion.py:\d+.* has 9 dims"):
+        wide(x)
+
+
 @pytest.mark.parametrize("platform", ["tpu", "rocm"])
 def test_other_platforms(platform: str) -> None:
     traced = jax.jit(cpu(mlp)).trace(X, W, B)

@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from lawson._errors import UnsupportedError
+from lawson._graph.shapes import results_of, types_of
 from lawson._graph.values import Const, Emitter, Operand, Value
+
+MAX_RANK = 8  # of a graph's tensors: docs/spec.md
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,4 +91,16 @@ class Walk:
         read = {x for op in document["ops"] for x in op["in"]}
         operands = tuple(i for i, label in enumerate(names) if label in read)
         document["inputs"] = [document["inputs"][i] for i in operands]
+        self._check_ranks(document)
         return Trace(document, operands, tuple(outputs), self.own_gradient, self.full_f32)
+
+    def _check_ranks(self, document: dict[str, Any]) -> None:
+        sources = {name: op.get("source", "") for op in document["ops"] for name in results_of(op)}
+        for name, found in types_of(document).items():
+            if len(found.shape) > MAX_RANK:
+                self._op, self.emit.source = f"'{name}'", sources.get(name, "")
+                self.refuse(
+                    f"shape {found.shape} has {len(found.shape)} dims, and at most {MAX_RANK} are "
+                    "possible",
+                    "fewer dims, joined by a reshape outside of the fusion",
+                )
