@@ -116,8 +116,10 @@ class PreparedAttention : public Prepared {
     give(std::move(handle));
   }
 
-  // Of a ragged batch the tensors may have fewer tokens and sequences than the plan has room for.
+  // The operand's axes are in the order of its layout, the graph's in the logical one. Of a ragged
+  // batch the tensors may have fewer tokens and sequences than the plan has room for.
   bool accepts(const Layout& given, const TensorInfo& wanted) override {
+    if (same_memory(given, wanted)) return true;
     const auto is_ragged = [](const Input& input) {
       return input.tensor.name.starts_with("cu_seqlens");
     };

@@ -3,6 +3,7 @@
 #include <nanobind/stl/string.h>
 #include <structmember.h>
 
+#include <algorithm>
 #include <new>
 
 #include "torch/cache.h"
@@ -56,8 +57,18 @@ void read_operands(PyObject* const* objects, std::span<DLTensor> views, Key& key
   }
 }
 
+// The place of the first tensor.
+Place place_of(const Operands& operands) {
+  for (std::size_t i = 0; i < operands.views.size(); ++i) {
+    if (!operands.is_none(i)) return lawson::torch::place_of(operands.views[i]);
+  }
+  refuse("every operand is None; expected a tensor");
+}
+
 // Asks Python. Another thread may have been there meanwhile: then the first is kept.
-Kept describe(CallObject& call, const Operands& operands, const Key& key) {
+// `views` are the operands'.
+Kept describe(CallObject& call, const Operands& operands, std::span<DLTensor> views,
+              const Key& key) {
   nb::object arguments = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(operands.views.size())));
   if (!arguments.is_valid()) nb::raise_python_error();
   for (std::size_t i = 0; i < operands.views.size(); ++i) {
@@ -72,6 +83,12 @@ Kept describe(CallObject& call, const Operands& operands, const Key& key) {
                           nb::cast<std::string>(nb::str(made.type().attr("__qualname__"))) +
                           "; expected a lawson._torch.Prepared")
                              .c_str());
+  }
+  // Python may have given the operands other memory.
+  Key now;
+  read_operands(operands.objects, views, now);
+  if (!std::ranges::equal(now.words(), key.words())) {
+    refuse("describe changed an operand's shape, strides, dtype or alignment");
   }
   if (const Kept* known = call.cache->find(key)) return *known;
   Kept kept{made, nb::cast<Prepared*>(made)};
@@ -95,10 +112,12 @@ PyObject* run(PyObject* self, PyObject* const* objects, std::size_t flagged_coun
     const Operands operands{objects, {views.data(), count}};
     Key key;
     read_operands(objects, {views.data(), count}, key);
+    const CurrentGpu current{place_of(operands)};
     CallObject& call = call_of(self);
     const Kept* const known = call.cache->find(key);
     // A reference of its own: while the lock is let go, others may push it out.
-    const Kept kept = known != nullptr ? *known : describe(call, operands, key);
+    const Kept kept =
+        known != nullptr ? *known : describe(call, operands, {views.data(), count}, key);
     return kept.prepared->run(operands);
   });
 }

@@ -69,14 +69,16 @@ class PreparedFusion : public Prepared {
     plan().execute({bindings.data(), count}, workspace, workspace_size, stream);
   }
 
-  bool accepts(const Layout& /*given*/, const TensorInfo& /*wanted*/) override { return false; }
+  // A graph's input may have other axes than the operand; where it has the same, each is compared.
+  bool accepts(const Layout& given, const TensorInfo& wanted) override {
+    return given.shape == wanted.shape ? same_axes(given, wanted) : same_memory(given, wanted);
+  }
   void check_place(const Place& /*place*/) const override {}
 
  private:
-  std::vector<Scalar> scalars_;
-
- public:
   static constexpr std::size_t kMaxBindings = 3 * kMaxOperands;
+
+  std::vector<Scalar> scalars_;
 };
 
 }  // namespace

@@ -113,6 +113,16 @@ std::string describe(const DLTensor& tensor) {
   return describe(layout_of(tensor));
 }
 
+bool same_axes(const Layout& given, const TensorInfo& wanted) {
+  if (given.dtype == nullptr || given.dtype->name != wanted.dtype) return false;
+  if (given.shape != wanted.shape) return false;
+  if (is_empty(given.shape)) return true;
+  for (std::size_t i = 0; i < given.shape.size(); ++i) {
+    if (given.shape[i] > 1 && given.strides[i] != wanted.strides[i]) return false;
+  }
+  return true;
+}
+
 bool same_memory(const Layout& given, const TensorInfo& wanted) {
   if (given.dtype == nullptr || given.dtype->name != wanted.dtype) return false;
   if (is_empty(given.shape) || is_empty(wanted.shape)) {

@@ -35,6 +35,8 @@ Layout layout_of(const DLTensor& tensor);
 std::string describe(const DLTensor& tensor);
 std::string describe(const Layout& layout);
 
+// Whether they are the same, axis by axis.
+bool same_axes(const Layout& given, const TensorInfo& wanted);
 // Whether both go over the same elements in memory, whatever the order, the number and the size-1
 // dims of their axes: which axis is which, the graph says.
 bool same_memory(const Layout& given, const TensorInfo& wanted);

@@ -116,7 +116,7 @@ void Prepared::check_operand(const Operands& operands, std::size_t index,
   const DLTensor& view = operands.views[index];
   Layout given = layout_of(view);
   if (is_copied(index)) given = contiguous(std::move(given));
-  if (!same_memory(given, wanted) && !accepts(given, wanted)) {
+  if (!accepts(given, wanted)) {
     refuse(operand_text(index, wanted) + " is " + describe(given) + "; the plan is for " +
            wanted_text(wanted));
   }
@@ -140,8 +140,7 @@ void Prepared::bind(const Operands& operands) {
   for (const Output& output : outputs_) {
     if (output.operand) {
       check_operand(operands, *output.operand, output.tensor);
-    } else if (!same_memory(output.layout, output.tensor) &&
-               !accepts(output.layout, output.tensor)) {
+    } else if (!accepts(output.layout, output.tensor)) {
       refuse("result '" + output.tensor.name + "' is " + describe(output.layout) +
              "; the plan writes " + wanted_text(output.tensor));
     }

@@ -71,7 +71,7 @@ class Prepared {
   // threads at once.
   virtual void launch(std::span<void* const> addresses, void* workspace, std::size_t workspace_size,
                       void* stream) const = 0;
-  // A tensor that is not quite the graph's: whether the plan takes it nevertheless.
+  // Whether the plan takes a tensor of this layout.
   virtual bool accepts(const Layout& given, const TensorInfo& wanted) = 0;
   virtual void check_place(const Place& place) const = 0;
 

@@ -152,6 +152,37 @@ void* Torch::current_stream(const Place& place) const {
   return stream;
 }
 
+bool Torch::has_other_gpu() const {
+  static const bool has = nb::cast<int>(nb::handle(torch_).attr("cuda").attr("device_count")()) > 1;
+  return has;
+}
+
+int Torch::current_gpu() const {
+  return nb::cast<int>(nb::handle(torch_).attr("cuda").attr("current_device")());
+}
+
+void Torch::set_current_gpu(int index) const {
+  nb::handle(torch_).attr("cuda").attr("set_device")(index);
+}
+
+CurrentGpu::CurrentGpu(const Place& place) {
+  if (place.type != kDLCUDA || !Torch::get().has_other_gpu()) return;
+  const int current = Torch::get().current_gpu();
+  if (current == place.index) return;
+  Torch::get().set_current_gpu(place.index);
+  before_ = current;
+}
+
+CurrentGpu::~CurrentGpu() {
+  if (before_ < 0) return;
+  // What is being thrown is kept as C++'s exception, not as Python's.
+  try {
+    Torch::get().set_current_gpu(before_);
+  } catch (nb::python_error& error) {
+    error.discard_as_unraisable("lawson._torch.Call");
+  }
+}
+
 Workspace::Workspace(const Place& place, std::size_t size) {
   if (size == 0) return;
   auto bytes = static_cast<std::int64_t>(size);

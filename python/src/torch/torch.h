@@ -35,6 +35,8 @@ struct Place {
 };
 
 inline Place place_of(const DLTensor& tensor) {
+  // Pinned memory is the host's.
+  if (tensor.device.device_type == kDLCUDAHost) return {kDLCPU, 0};
   return {tensor.device.device_type, tensor.device.device_id};
 }
 
@@ -73,6 +75,10 @@ class Torch {
   void* current_stream(const Place& place) const;
 
   const DLPackExchangeAPI& table() const { return *table_; }
+  // Of the GPUs that torch sees: whether there is another one than this.
+  bool has_other_gpu() const;
+  int current_gpu() const;
+  void set_current_gpu(int index) const;
 
  private:
   explicit Torch(nb::module_ torch);
@@ -96,6 +102,19 @@ class Torch {
   PyObject* keywords_ = nullptr;  // ("dtype", "device")
   PyObject* increment_version_ = nullptr;
   PyObject* torch_ = nullptr;
+};
+
+// Makes the operands' GPU torch's current one, as the engine makes its context the current one of
+// the thread, and then the one that it was again.
+class CurrentGpu {
+ public:
+  explicit CurrentGpu(const Place& place);
+  CurrentGpu(const CurrentGpu&) = delete;
+  CurrentGpu& operator=(const CurrentGpu&) = delete;
+  ~CurrentGpu();
+
+ private:
+  int before_ = -1;  // nothing to be done
 };
 
 // Memory of torch's allocator, without a Python object: on a GPU it is that of the current stream,
