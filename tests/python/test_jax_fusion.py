@@ -149,6 +149,14 @@ def test_allow_takes_the_engine_of_the_platform() -> None:
     assert (told["engine"], told["policy"]) == ("cpu", "allow")
 
 
+def test_a_fusion_that_computes_nothing_runs_no_plan() -> None:
+    told = inspect(cpu(lambda x: x))(X)
+    assert told.kernels == told.plan_ids == () and told.workspace_bytes == 0
+    assert str(told) == "lambda on cpu:"
+    with pytest.raises(lawson.UnavailableError, match="'lambda' computes nothing"):
+        _ = told.plan_id
+
+
 def test_nine_dims_are_unsupported() -> None:
     double = cpu(lambda x: x * 2)
     x = f32(2, *(1,) * 6, 3)

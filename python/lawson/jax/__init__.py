@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from lawson._inspection import AttentionInspection, Inspection
 from lawson.jax import _runtime as _runtime
 from lawson.jax._attention import attention, dot_product_attention
 from lawson.jax._attention_patch import patch
-from lawson.jax._fusion import Fusion, Inspection, cudnn_fusion, export_checks, fusion, inspect
+from lawson.jax._fusion import Fusion, cudnn_fusion, export_checks, fusion, inspect
 
 __all__ = [
+    "AttentionInspection",
     "Fusion",
     "Inspection",
     "attention",

@@ -6,7 +6,6 @@ import collections
 import dataclasses
 import functools
 import inspect as _inspect
-import json
 import re
 import sys
 import threading
@@ -18,11 +17,11 @@ import jax
 import jax.export
 import numpy as np
 
-from lawson import _core, _settings
+from lawson import _settings
 from lawson._errors import InvalidArgumentError
-from lawson._graph.kernels import Kernel
+from lawson._inspection import AttentionInspection, Inspection
 from lawson.jax import _jax, _runtime
-from lawson.jax._attention_inspect import AttentionInspection, inspect_attention, is_attention
+from lawson.jax._attention_inspect import inspect_attention, is_attention
 from lawson.jax._fusion_primitive import bind, compiled
 from lawson.jax._fusion_program import Program, Settings, traced
 
@@ -264,65 +263,6 @@ def _parameter_names(function: Any) -> tuple[str, ...]:
 
 
 # ---- inspection --------------------------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True)
-class Inspection:
-    """What runs when a fusion is called with these arguments.
-
-    ``graph``, ``verdict``, ``plan_id``, ``key``, ``engine`` and ``plan`` are those of the one
-    kernel; of several (a gradient) they are those of the first, and ``kernels`` has them all.
-    """
-
-    name: str
-    platform: str
-    kernels: tuple[Kernel, ...]
-
-    @property
-    def plan(self) -> _core.Plan:
-        return self.kernels[0].plan
-
-    @property
-    def plan_id(self) -> str:
-        return self.plan.id
-
-    @property
-    def plan_ids(self) -> tuple[str, ...]:
-        return tuple(k.plan.id for k in self.kernels)
-
-    @property
-    def key(self) -> str:
-        return self.plan.key
-
-    @property
-    def engine(self) -> str:
-        return self.plan.engine
-
-    @property
-    def graph(self) -> _core.Graph:
-        """As it was traced; ``.print()`` shows it."""
-        return self.kernels[0].graph
-
-    @property
-    def verdict(self) -> _core.Verdict | None:
-        """None for a target that is not here."""
-        return self.kernels[0].verdict
-
-    @property
-    def workspace_bytes(self) -> int:
-        return max(k.plan.workspace_size for k in self.kernels)
-
-    def json(self) -> str:
-        """Policy, engines, what was tried before, verdict and graph of each kernel."""
-        found = [json.loads(k.chosen) if k.chosen else {"plan_id": k.plan.id} for k in self.kernels]
-        return json.dumps({"name": self.name, "platform": self.platform, "kernels": found})
-
-    def __str__(self) -> str:
-        lines = [f"{self.name} on {self.platform}:"]
-        for item in self.kernels:
-            lines.append(f"plan {item.plan.id} of engine {item.plan.engine} for {item.plan.target}")
-            lines.append(item.graph.print().rstrip())
-        return "\n".join(lines)
 
 
 def inspect(function: Callable[..., Any], *, platform: str | None = None) -> Callable[..., Any]:
