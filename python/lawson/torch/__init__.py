@@ -6,3 +6,9 @@ from lawson import _torch
 
 # Raises UnavailableError where this torch has no DLPack exchange table.
 _torch.connect()
+
+from lawson.torch._attention import attention
+from lawson.torch._patch import patch
+from lawson.torch._sdpa import scaled_dot_product_attention
+
+__all__ = ["attention", "patch", "scaled_dot_product_attention"]

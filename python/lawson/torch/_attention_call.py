@@ -1,0 +1,239 @@
+"""Where an attention call goes: straight to its plan, to autograd's record of it, or to an operator.
+
+The static side of a call is a tuple of the values of Setup's fields (`STATIC`), so that it is a key
+of what was made for it, and a constant where torch.compile traces.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lawson import _settings
+from lawson._attention_setup import Choice, Setup
+from lawson._errors import UnsupportedError
+from lawson.torch import _attention_ops as ops
+from lawson.torch._attention_autograd import Attend, Pair, refuse_gradients, training_setup
+from lawson.torch._attention_run import Runner
+
+ops.register()
+
+recorded_call: Any = Attend.apply
+_PLAIN = (Tensor, torch.nn.Parameter)
+_stack_of_modes = torch._C._len_torch_dispatch_stack
+_stack_of_functions = torch._C._len_torch_function_stack
+_transforms = torch._C._are_functorch_transforms_active
+_trace = torch._C._get_tracing_state
+_forward_mode = torch.autograd.forward_ad
+
+# In the order in which `setup_for` takes them.
+STATIC = (
+    "names",
+    "words",
+    "mask",
+    "window",
+    "bias",
+    "softmax",
+    "softcap",
+    "dropout",
+    "scale",
+    "max_q",
+    "max_kv",
+    "output_dtype",
+    "deterministic",
+    "training",
+    "bias_grad",
+    "stats",
+    "max_logit",
+    "dropped",
+    "engine",
+    "workspace_limit",
+    "tuning",
+)
+
+
+def is_traced() -> bool:
+    """Whether operators have to be called as such: something looks at them, or transforms them."""
+    return bool(
+        torch.compiler.is_compiling()
+        or _stack_of_modes()
+        or _stack_of_functions()
+        or _transforms()
+        or _trace() is not None
+        or _forward_mode._current_level >= 0
+    )
+
+
+def is_plain(tensors: Sequence[Tensor]) -> bool:
+    """Whether these are nothing but memory with a shape."""
+    return all(type(x) in _PLAIN for x in tensors)
+
+
+@functools.lru_cache(maxsize=4096)
+def setup_for(*static: Any) -> Setup:
+    """The Setup of these values."""
+    fields = dict(zip(STATIC, static, strict=True))
+    choice = Choice(
+        engine=fields.pop("engine"),
+        workspace_limit=fields.pop("workspace_limit"),
+        tuning=fields.pop("tuning"),
+    )
+    return Setup(**fields, choice=choice)
+
+
+def text_for(*static: Any) -> str:
+    """`Setup.text()` of these values; a constant where it is traced."""
+    return _text_for(*static)
+
+
+text_for._dynamo_marked_constant = True  # type: ignore[attr-defined]  # assume_constant_result
+
+
+@functools.lru_cache(maxsize=4096)
+def _text_for(*static: Any) -> str:
+    return setup_for(*static).text()
+
+
+@functools.lru_cache(maxsize=4096)
+def pair_for(bias_grad: bool, labels: tuple[tuple[str, str], ...], *static: Any) -> Pair:
+    """Both passes of a differentiated call."""
+    setup = setup_for(*static)
+    training = training_setup(setup, bias_grad=bias_grad)
+    forward = Runner(training, "forward", labels=dict(labels))
+    return Pair(training, forward, Runner(training, "backward"), setup.forward_results())
+
+
+@functools.lru_cache(maxsize=4096)
+def runner_for(labels: tuple[tuple[str, str], ...], *static: Any) -> Runner:
+    """The forward pass of a call without gradients."""
+    return Runner(setup_for(*static), "forward", labels=dict(labels))
+
+
+def host_engine(given: str | None) -> str | None:
+    """The engine for tensors of the host, which has to be named; None: one of several, by policy.
+
+    Raises UnsupportedError, which says how to name one.
+    """
+    return _host_engine(given, os.environ.get("LAWSON_ENGINE"), os.environ.get("LAWSON_POLICY"))
+
+
+host_engine._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+@functools.lru_cache(maxsize=64)
+def _host_engine(given: str | None, said: str | None, policy: str | None) -> str | None:
+    del said, policy  # of the environment, which these functions read
+    named = _settings.engines_on("cpu", None if given is None else (given,))
+    if not named:
+        raise UnsupportedError(
+            "attention: these tensors are the host's, no engine is named, and the default engine, "
+            'cudnn, needs a GPU. To run on the CPU name its engine: engine="cpu", or '
+            "LAWSON_ENGINE=cpu in the environment"
+        )
+    return named[0] if len(named) == 1 else None
+
+
+def wants_gradient(operands: Mapping[str, Tensor]) -> bool:
+    """Whether autograd records what is done with these."""
+    if not torch.is_grad_enabled():
+        return False
+    return any(x.requires_grad for x in operands.values())
+
+
+def number(
+    name: str, value: Any, allowed: str, least: float = -math.inf, below: float = math.inf
+) -> float:
+    """`_settings.number`, as a constant where it is traced."""
+    return _number(name, known(value), allowed, least, below)
+
+
+def _number(name: str, value: Any, allowed: str, least: float, below: float) -> float:
+    return _settings.number(name, value, allowed, least=least, below=below)
+
+
+_number._dynamo_marked_constant = True  # type: ignore[attr-defined]
+
+
+def known(value: Any) -> Any:
+    """The number itself, where torch.compile has a symbol for it: it selects what runs."""
+    if torch.compiler.is_compiling() and isinstance(value, (int, float)):
+        return torch.fx.experimental.symbolic_shapes.guard_scalar(value)
+    return value
+
+
+def settled(deterministic: Any, engine: Any, workspace_limit: Any, tuning: Any) -> dict[str, Any]:
+    """The static fields that say how a plan is chosen, checked."""
+    limit = _settings.workspace_limit(workspace_limit)
+    exact = _settings.flag("deterministic", deterministic)
+    return {
+        "deterministic": exact or torch.are_deterministic_algorithms_enabled(),
+        "engine": _settings.engine(engine),
+        "workspace_limit": -1 if limit is None else limit,
+        "tuning": _settings.tuning(tuning),
+    }
+
+
+def attend(
+    operands: dict[str, Tensor],
+    static: dict[str, Any],
+    labels: tuple[tuple[str, str], ...] = (),
+) -> dict[str, Tensor]:
+    """The results of an attention by name, without those that are only for the backward.
+
+    Args:
+      operands: by their names in a Setup, in the order of a call.
+      static: Setup's fields, without `names`, `training` and `bias_grad`.
+      labels: what messages call the operands, as pairs.
+    """
+    static["names"] = tuple(operands)
+    static["training"] = static["bias_grad"] = False
+    if operands["q"].device.type == "cpu":
+        static["engine"] = host_engine(static["engine"])
+    recorded = wants_gradient(operands)
+    tensors = list(operands.values())
+    if is_traced() or not is_plain(tensors):
+        return _traced(operands, static, recorded)
+    values = tuple(static[name] for name in STATIC)
+    outs = ["o"]
+    outs += [name for name in ("stats", "max_logit", "dropped") if static[name]]
+    if recorded:
+        wanted = {name: x.requires_grad for name, x in operands.items()}
+        refuse_gradients(setup_for(*values), wanted)
+        results = recorded_call(pair_for(wanted.get("bias", False), labels, *values), *tensors)
+        if len(outs) == 1:
+            results = (results,)
+    else:
+        results = runner_for(labels, *values)(*tensors)
+    return dict(zip(outs, results, strict=False))
+
+
+def _traced(
+    operands: dict[str, Tensor], static: dict[str, Any], recorded: bool
+) -> dict[str, Tensor]:
+    if "k_new" in operands:
+        given: dict[str, Any] = {name: operands.get(name) for name in ops.APPEND}
+        given["setup"] = text_for(*(static[name] for name in STATIC))
+        o, stats, max_logit = torch.ops.lawson.attention_append(*given.values())
+        dropped = None
+    else:
+        # functorch's levels hide whether an outer one differentiates.
+        static["training"] = recorded or (
+            not torch.compiler.is_compiling() and _transforms() and torch.is_grad_enabled()
+        )
+        static["bias_grad"] = bool(
+            static["training"] and "bias" in operands and operands["bias"].requires_grad
+        )
+        given = {name: operands.get(name) for name in ops.FORWARD}
+        given["setup"] = text_for(*(static[name] for name in STATIC))
+        o, stats, max_logit, dropped = torch.ops.lawson.attention_forward(*given.values())
+    results = {"o": o}
+    for name, x in (("stats", stats), ("max_logit", max_logit), ("dropped", dropped)):
+        if static[name]:
+            results[name] = x
+    return results

@@ -1,0 +1,316 @@
+"""One pass of an attention for real tensors: the plan of each form of its operands, and its run.
+
+A `Runner` is one pass of one Setup. Its `Call` finds what runs by device, dtypes, shapes, strides
+and alignment, in C++; where they are new, `_describe` makes the spec and the plan, and decides which
+operands are copied: those with a last dim that is not dense or an address that no kernel takes, and
+all that lie in an unusual order where the engine refuses that order.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lawson import _core, _torch
+from lawson._attention_plan import judge, options_of
+from lawson._attention_setup import FLOATS, Setup
+from lawson._errors import InvalidArgumentError, UnsupportedError
+
+# Whose strides a spec says; the others are contiguous.
+STRIDED = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
+_AXES = {
+    letter: axis for axis, letters in enumerate(("bp", "hg", "stmnyza", "de")) for letter in letters
+}
+_LIKE = {"o": "q", "dq": "q", "dk": "k", "dv": "v"}
+
+_LAWSONS = {**FLOATS, "uint8": "u8"}  # dtypes of results, as specs say them
+_ALIGNMENT = 16  # bytes: a spec's promise for each tensor
+
+Form = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, dtype
+Check = Callable[[Mapping[str, Sequence[int]]], None]
+
+
+def operand_names(setup: Setup, which: str) -> tuple[str, ...]:
+    """The names of a pass's operands, in order."""
+    return setup.names if which == "forward" else setup.backward_operands()
+
+
+def result_names(setup: Setup, which: str) -> tuple[str, ...]:
+    """The names of a pass's results, in order."""
+    return setup.forward_results() if which == "forward" else setup.backward_results()
+
+
+def type_name(dtype: torch.dtype) -> str:
+    """ "float32" of torch.float32."""
+    return str(dtype)[6:]
+
+
+def stride_order(strides: Sequence[int]) -> list[int]:
+    """The axes from the outermost in memory to the innermost; the last one stays the last.
+
+    An axis that was expanded (stride 0) is no order: it counts as an outer one.
+    """
+    axes = range(len(strides) - 1)
+    return [*sorted(axes, key=lambda axis: (strides[axis] != 0, -strides[axis])), len(strides) - 1]
+
+
+def strides_in_order(shape: Sequence[int], order: Sequence[int]) -> list[int]:
+    """Of a dense tensor whose axes lie in this order."""
+    strides = [0] * len(shape)
+    step: Any = 1
+    for axis in reversed(order):
+        strides[axis] = step
+        step = step * max(1, shape[axis]) if isinstance(shape[axis], int) else step * shape[axis]
+    return strides
+
+
+def result_forms(
+    setup: Setup,
+    which: str,
+    sizes: Mapping[str, int],
+    shapes: Mapping[str, Sequence[int]],
+    strides: Mapping[str, Sequence[int]],
+    types: Mapping[str, str],
+) -> list[Form]:
+    """Shape, strides and dtype of each result: dense, in the stride order of what it belongs to."""
+    found = []
+    for name in result_names(setup, which):
+        shape, dtype = setup.result(name, sizes, types, shapes)
+        like = _LIKE.get(name)
+        order = range(len(shape)) if like is None else stride_order(strides[like])
+        found.append((shape, tuple(strides_in_order(shape, list(order))), dtype))
+    return found
+
+
+def logical_strides(
+    dims: str, shape: Sequence[int], strides: Sequence[int]
+) -> tuple[int, int, int, int] | None:
+    """In `[b, h, s, d]` order; None: as the layout says."""
+    plain = strides_in_order(shape, range(len(shape)))
+    if all(n == 1 or a == b for n, a, b in zip(shape, strides, plain, strict=True)):
+        return None
+    found = [0, 0, 0, 0]
+    found[0] = max(n * s for n, s in zip(shape, plain, strict=True))  # of a ragged tensor's one b
+    for letter, n, given, usual in zip(dims, shape, strides, plain, strict=True):
+        found[_AXES[letter]] = usual if n == 1 else given
+    return found[0], found[1], found[2], found[3]
+
+
+class _Nothing(Exception):
+    """The results have no elements, so nothing runs."""
+
+
+class Runner:
+    """One pass of a Setup on real tensors: `runner(*operands)` gives the results, in order.
+
+    Args:
+      setup: the call.
+      which: "forward" or "backward".
+      check: of the operands' shapes, before a plan is made for them.
+      labels: what messages call the operands.
+    """
+
+    def __init__(
+        self,
+        setup: Setup,
+        which: str,
+        check: Check | None = None,
+        labels: Mapping[str, str] | None = None,
+    ) -> None:
+        self.setup = setup
+        self.which = which
+        self.names = operand_names(setup, which)
+        self.outs = result_names(setup, which)
+        self._check = check
+        self._labels = labels or {}
+        # The tokens of no sequence are 0, and no plan writes them: such results are made before.
+        self._zeroed = tuple(
+            name
+            for name in self.outs
+            if name not in self.names and set(setup.dims(name)) & {"m", "n"}
+        )
+        describe: Any = self._describe  # no operand is None
+        self._call = _torch.Call(describe)
+        self._run = self._with_zeroed if self._zeroed else self._call
+
+    def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        try:
+            return self._run(*tensors)
+        except _Nothing:
+            return tuple(x.zero_() for x in self._make(self.outs, tensors))
+
+    def _with_zeroed(self, *tensors: Tensor) -> tuple[Tensor, ...]:
+        return self._call(*tensors, *(x.zero_() for x in self._make(self._zeroed, tensors)))
+
+    def _make(self, names: Iterable[str], tensors: Sequence[Tensor]) -> list[Tensor]:
+        shapes, sizes = self._sizes(tensors)
+        forms = dict(zip(self.outs, self._forms(tensors, shapes, sizes), strict=True))
+        return [
+            torch.empty_strided(
+                shape, strides, dtype=getattr(torch, dtype), device=tensors[0].device
+            )
+            for shape, strides, dtype in (forms[name] for name in names)
+        ]
+
+    def _sizes(
+        self, tensors: Sequence[Tensor]
+    ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
+        shapes = {n: tuple(x.shape) for n, x in zip(self.names, tensors, strict=False)}
+        sizes = self.setup.sizes(shapes, self._labels)
+        if self._check is not None:
+            self._check(shapes)
+        return shapes, sizes
+
+    def _forms(
+        self, tensors: Sequence[Tensor], shapes: Mapping[str, Any], sizes: Mapping[str, int]
+    ) -> list[Form]:
+        strides = {n: x.stride() for n, x in zip(self.names, tensors, strict=False)}
+        types = {n: type_name(x.dtype) for n, x in zip(self.names, tensors, strict=False)}
+        return result_forms(self.setup, self.which, sizes, shapes, strides, types)
+
+    def _describe(self, tensors: Sequence[Tensor]) -> _torch.Prepared:
+        operands = tensors[: len(self.names)]
+        shapes, sizes = self._sizes(operands)
+        if 0 in (sizes[letter] for letter in self.setup.dims("o")):
+            raise _Nothing
+        forms = self._forms(operands, shapes, sizes)
+        in_place = [name for name in self.outs if name in self.names]
+        copies = [at for at, x in enumerate(operands) if _needs_copy(self.names[at], x)]
+        for at in copies:
+            if self.names[at] in in_place:
+                raise InvalidArgumentError(
+                    f"{self.names[at]}: strides {tuple(operands[at].stride())}, at an address that "
+                    f"is {operands[at].data_ptr() % _ALIGNMENT} beyond a multiple of {_ALIGNMENT} "
+                    "bytes; a cache that is appended to has to be dense in its last dim, at such a "
+                    "multiple"
+                )
+        try:
+            return self._prepare(operands, forms, shapes, copies)
+        except UnsupportedError:
+            unusual = [
+                at
+                for at, (name, x) in enumerate(zip(self.names, operands, strict=True))
+                if name in STRIDED and name not in in_place and _strides(self.setup, name, x)
+            ]
+            if set(unusual) <= set(copies):
+                raise
+            try:
+                return self._prepare(operands, forms, shapes, sorted({*copies, *unusual}))
+            except UnsupportedError:
+                pass
+            raise
+
+    def _prepare(
+        self,
+        operands: Sequence[Tensor],
+        forms: Sequence[Form],
+        shapes: Mapping[str, Sequence[int]],
+        copies: Sequence[int],
+    ) -> _torch.Prepared:
+        setup = self.setup
+        spec, device, options = choose(setup, self.which, operands, forms, shapes, copies)
+        if setup.training and self.which == "forward":
+            judge(spec, device, options)  # both passes; before either runs
+        given = (*self.names, *self._zeroed)
+        results = [
+            given.index(name) if name in given else (shape, strides, _LAWSONS[dtype])
+            for name, (shape, strides, dtype) in zip(self.outs, forms, strict=True)
+        ]
+        where = operands[0].device
+        return _torch.Prepared.attention(
+            spec,
+            self.which,
+            [*self.names, *(None for _ in self._zeroed)],
+            self.outs,
+            results,
+            "cpu" if where.type == "cpu" else f"cuda:{where.index}",
+            options,
+            copies=copies,
+        )
+
+
+def choose(
+    setup: Setup,
+    which: str,
+    operands: Sequence[Tensor],
+    forms: Sequence[Form],
+    shapes: Mapping[str, Sequence[int]],
+    copies: Sequence[int] = (),
+) -> tuple[str, _core.Device, _core.Options]:
+    """The spec of a pass, where it runs and how its plan is chosen.
+
+    Args:
+      operands: of which the descriptions are read; they may be fake.
+      forms: of the results (`result_forms`).
+      shapes: of the operands, by name.
+      copies: operands that go to the plan as contiguous copies.
+    """
+    names = operand_names(setup, which)
+    strides = {}
+    for at, (name, x) in enumerate(zip(names, operands, strict=True)):
+        if name in STRIDED and at not in copies:
+            strides[name] = _strides(setup, name, x)
+    for name, (shape, given, _) in zip(result_names(setup, which), forms, strict=True):
+        if name in STRIDED and name not in names:
+            strides[name] = logical_strides(setup.dims(name), shape, given)
+    if "o" in strides:
+        strides.setdefault("do", strides["o"])
+    if setup.training and which == "forward":  # as the backward makes them
+        for name in ("q", "k", "v"):
+            x = operands[names.index(name)]
+            dense = strides_in_order(x.shape, stride_order(x.stride()))
+            strides[f"d{name}"] = logical_strides(setup.dims(name), x.shape, dense)
+    types = {n: type_name(x.dtype) for n, x in zip(names, operands, strict=True)}
+    spec = setup.spec(shapes, types, {n: found for n, found in strides.items() if found})
+    device = device_of(operands[0].device)
+    platform = "cpu" if operands[0].device.type == "cpu" else "cuda"
+    return spec, device, options_of(setup, platform, spec, device)
+
+
+def device_of(device: torch.device) -> _core.Device:
+    """Lawson's device for torch's. UnsupportedError: there is no engine for it."""
+    if device.type == "cuda":
+        return _core.Device("cuda" if device.index is None else f"cuda:{device.index}")
+    if device.type == "cpu":
+        return _core.Device("cpu")
+    raise UnsupportedError(
+        f"device '{device}': Lawson has no engine for it; it runs on cuda, and on cpu when the "
+        'engine is named: engine="cpu", or LAWSON_ENGINE=cpu in the environment'
+    )
+
+
+def _strides(setup: Setup, name: str, x: Tensor) -> tuple[int, int, int, int] | None:
+    return logical_strides(setup.dims(name), x.shape, x.stride())
+
+
+def _needs_copy(name: str, x: Tensor) -> bool:
+    if x.data_ptr() % _ALIGNMENT:
+        return True
+    if name in STRIDED:
+        return not (x.stride(-1) == 1 or x.size(-1) == 1)
+    return not x.is_contiguous()
+
+
+_runners: dict[tuple[str, str], Runner] = {}
+_lock = threading.Lock()
+
+
+def runner_of(text: str, which: str) -> Runner:
+    """The one Runner of a `Setup.text()` and pass, for as long as the process lives."""
+    found = _runners.get((text, which))
+    if found is None:
+        made = Runner(setup_of(text), which)
+        with _lock:
+            found = _runners.setdefault((text, which), made)
+    return found
+
+
+@functools.lru_cache(maxsize=4096)
+def setup_of(text: str) -> Setup:
+    """`Setup.of_text`, remembered."""
+    return Setup.of_text(text)
