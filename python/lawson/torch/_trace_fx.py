@@ -7,23 +7,24 @@ not say (a stopped gradient, a rule of its own) is noted.
 
 from __future__ import annotations
 
-import contextlib
+import concurrent.futures
+import contextvars
 import dataclasses
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
-from torch._functorch import pyfunctorch
 from torch._subclasses import fake_tensor
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
-from torch.utils import _python_dispatch
 
 from lawson._errors import UnsupportedError
+
+T = TypeVar("T")
 
 _OWN = (
     os.path.dirname(torch.__file__) + os.sep,
@@ -107,15 +108,18 @@ class _Lines(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@contextlib.contextmanager
-def nothing_else() -> Iterator[None]:
-    """Outside of whatever PyTorch is doing: other traces, transformations, inference mode."""
-    with (
-        _python_dispatch._disable_current_modes(),
-        pyfunctorch.temporarily_clear_interpreter_stack(),
-        torch.inference_mode(False),
+def outside(function: Callable[[], T]) -> T:
+    """``function()``, outside of whatever PyTorch is doing: other traces, transformations, inference
+    mode. All of that is of a thread."""
+    if (
+        torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and not torch.is_inference_mode_enabled()
     ):
-        yield
+        return function()
+    context = contextvars.copy_context()
+    with concurrent.futures.ThreadPoolExecutor(1, "lawson-trace") as thread:
+        return thread.submit(context.run, function).result()
 
 
 _REFUSED = (
@@ -133,17 +137,7 @@ def captured(function: Callable[..., Sequence[Any]], specs: Sequence[Spec], name
     Raises:
       UnsupportedError: what depends on values (``item``, ``nonzero``), with its line.
     """
-    with nothing_else():
-        try:
-            found, note = _traced(function, specs, name, functional=False)
-        except RuntimeError as error:
-            if "in-place" not in str(error):
-                raise
-            # It writes into an argument, which autograd forbids: the walk says so.
-            found, note = _traced(torch.func.functionalize(function), specs, name, functional=True)
-        if any(_mutates(node) for node in found.graph.nodes):
-            again = torch.func.functionalize(torch.fx.Interpreter(found).run)
-            found, _ = _traced(again, specs, name, functional=True)
+    found, note = outside(lambda: _functional(function, specs, name))
     found.graph.eliminate_dead_code(_has_no_effect)
     detached = next((n for n in found.graph.nodes if _is_detach(n)), None)
     if detached is not None and note is None:
@@ -153,6 +147,22 @@ def captured(function: Callable[..., Sequence[Any]], specs: Sequence[Spec], name
         Spec.of(n.meta["val"]) if isinstance(n, torch.fx.Node) else None for n in output.args[0]
     )
     return Captured(found, note, results)
+
+
+def _functional(
+    function: Callable[..., Any], specs: Sequence[Spec], name: str
+) -> tuple[torch.fx.GraphModule, str | None]:
+    try:
+        found, note = _traced(function, specs, name, functional=False)
+    except RuntimeError as error:
+        if "in-place" not in str(error):
+            raise
+        # It writes into an argument, which autograd forbids: the walk says so.
+        found, note = _traced(torch.func.functionalize(function), specs, name, functional=True)
+    if any(_mutates(node) for node in found.graph.nodes):
+        again = torch.func.functionalize(torch.fx.Interpreter(found).run)
+        found, _ = _traced(again, specs, name, functional=True)
+    return found, note
 
 
 def _traced(

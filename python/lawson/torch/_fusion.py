@@ -1,0 +1,490 @@
+"""``fusion``: a marked function becomes one kernel, in every way that PyTorch calls it, or an error."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import functools
+import inspect
+import json
+import os
+import re
+import sys
+import threading
+import types
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lawson import _settings, _torch
+from lawson._errors import InvalidArgumentError
+from lawson._graph.kernels import Settings
+from lawson.torch._fusion_dynamo import marked
+from lawson.torch._fusion_op import apply, is_plain
+from lawson.torch._fusion_program import Program, program
+from lawson.torch._fusion_run import code_of
+from lawson.torch._trace_fx import Spec
+
+_KEPT = 256  # of one fusion: kinds of arguments, and programs of each
+_tracing = threading.local()
+
+
+class _Otherwise(Exception):
+    """Arguments of this form are not run by the site's one call."""
+
+
+# ---- what a function closes over ---------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slot:
+    """Where a module keeps a parameter or a buffer; it is read at each call."""
+
+    label: str
+    holder: dict[str, Any]
+    key: str
+
+    @property
+    def tensor(self) -> torch.Tensor:
+        found: torch.Tensor = self.holder[self.key]
+        return found
+
+
+def slots_of(modules: Sequence[torch.nn.Module]) -> list[Slot]:
+    """All parameters and buffers of modules."""
+    found: dict[tuple[int, str], Slot] = {}
+    for module in modules:
+        for path, inner in module.named_modules():
+            for holder in (inner._parameters, inner._buffers):
+                for key, tensor in holder.items():
+                    if tensor is not None:
+                        label = f"{path}.{key}" if path else key
+                        found.setdefault((id(holder), key), Slot(label, holder, key))
+    return list(found.values())
+
+
+def modules_in(function: Any) -> list[torch.nn.Module]:
+    """The modules that a function is bound to, closes over or names."""
+    values: list[Any] = []
+    while True:
+        if isinstance(function, functools.partial):
+            values += [*function.args, *function.keywords.values()]
+            function = function.func
+        elif isinstance(function, types.MethodType):
+            values.append(function.__self__)
+            function = function.__func__
+        else:
+            break
+    values.append(function)
+    code = getattr(function, "__code__", None)
+    if code is not None:
+        for cell in function.__closure__ or ():
+            with contextlib.suppress(ValueError):  # still empty
+                values.append(cell.cell_contents)
+        values += [function.__globals__.get(name) for name in code.co_names]
+    return [v for v in values if isinstance(v, torch.nn.Module)]
+
+
+# ---- one fusion --------------------------------------------------------------------------------
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Traced:
+    """The program for arguments of one form."""
+
+    program: Program
+    out_tree: Any
+    slots: tuple[Slot | None, ...]  # of the captured tensors; None: the tensor itself
+    swapped: tuple[Slot, ...] = ()  # whose tensors are arguments, behind those of the function
+
+    def captured(self) -> list[torch.Tensor]:
+        return [
+            *(s.tensor for s in self.swapped),
+            *(
+                t if s is None else s.tensor
+                for s, t in zip(self.slots, self.program.captured, strict=True)
+            ),
+        ]
+
+    @property
+    def is_direct(self) -> bool:
+        """The kernel's results, in order, are the function's."""
+        core = self.program.core
+        return (
+            core is self.program
+            and core.trace.operands == tuple(range(len(core.specs)))
+            and [o.index for o in core.trace.outputs] == list(range(len(core.results)))
+        )
+
+
+class _Site:
+    """Calls with one structure of arguments and the same settings, in one state of PyTorch's."""
+
+    def __init__(self, fusion: Fusion, tree: Any, fixed: Mapping[int, Any], count: int) -> None:
+        self.fusion = fusion
+        self.tree = tree
+        self.fixed = dict(fixed)
+        self.count = count
+        self.roots = [
+            *modules_in(fusion._function),
+            *(v for v in fixed.values() if isinstance(v, torch.nn.Module)),
+        ]
+        self.labels: list[str] = []
+        self.first: Traced | None = None
+        self.direct: _torch.Call | None = None
+        self.unflatten: Callable[[Sequence[torch.Tensor]], Any] | None = None
+        self._lock = threading.RLock()
+        self._traced: collections.OrderedDict[Hashable, Traced] = collections.OrderedDict()
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        first = self.first
+        if first is not None and self.direct is not None:
+            given = (*tensors, *first.captured()) if first.slots else tensors
+            if is_plain(given) and not (
+                torch.is_grad_enabled() and any(t.requires_grad for t in given)
+            ):
+                try:
+                    assert self.unflatten is not None
+                    return self.unflatten(self.direct(*given))
+                except _Otherwise:
+                    pass
+        traced = self.traced(tensors)
+        results = apply(traced.program, [*tensors, *traced.captured()])
+        return pytree.tree_unflatten(results, traced.out_tree)
+
+    def traced(self, tensors: Sequence[torch.Tensor]) -> Traced:
+        """The program for tensors of these shapes, strides, dtypes and device."""
+        specs = tuple(Spec.of(t) for t in tensors)
+        slots = slots_of(self.roots)
+        own = [s.tensor for s in slots]
+        swapped = not is_plain(own)
+        key = (specs, swapped, tuple(map(Spec.of, own)) if slots else ())
+        with self._lock:
+            found = self._traced.get(key)
+            if found is not None:
+                self._traced.move_to_end(key)
+                return found
+            found = self._trace(specs, slots if swapped else [], own if not swapped else [], slots)
+            self._traced[key] = found
+            while len(self._traced) > _KEPT:
+                self._traced.popitem(last=False)
+            if self.first is None and not swapped:
+                self.first = found
+                if found.is_direct:
+                    self.unflatten = _unflatten(found.out_tree)
+                    self.direct = _torch.Call(self._describe)
+            return found
+
+    def _describe(self, tensors: Sequence[Any]) -> _torch.Prepared:
+        traced, first = self.traced(tensors[: self.count]), self.first
+        assert first is not None
+        same = traced.out_tree == first.out_tree and len(traced.slots) == len(first.slots)
+        if not (same and traced.is_direct and self._captures_the_same(traced, first)):
+            raise _Otherwise
+        single = code_of(traced.program).single
+        if single is None:
+            raise _Otherwise
+        return single.describe(tensors)
+
+    def _captures_the_same(self, a: Traced, b: Traced) -> bool:
+        return all(
+            (p.holder is q.holder and p.key == q.key) if p is not None and q is not None else s is t
+            for p, q, s, t in zip(
+                a.slots, b.slots, a.program.captured, b.program.captured, strict=True
+            )
+        )
+
+    def _trace(
+        self,
+        specs: tuple[Spec, ...],
+        swapped: Sequence[Slot],
+        own: Sequence[torch.Tensor],
+        slots: Sequence[Slot],
+    ) -> Traced:
+        """``swapped``: parameters that are no plain tensors (functorch's, fake ones of an export)
+        are arguments of the program, put in their places while it is traced."""
+        out_tree: Any = None
+        context = autocast_state(self._device(specs, own))
+        count = self.count
+
+        def flat(*given: torch.Tensor) -> list[Any]:
+            nonlocal out_tree
+            leaves = iter(given[:count])
+            total = count + len(self.fixed)
+            values = [self.fixed[i] if i in self.fixed else next(leaves) for i in range(total)]
+            args, kwargs = pytree.tree_unflatten(values, self.tree)
+            before = [slot.tensor for slot in swapped]
+            outer = getattr(_tracing, "on", False)
+            _tracing.on = True
+            try:
+                for slot, tensor in zip(swapped, given[count:], strict=True):
+                    slot.holder[slot.key] = tensor
+                with context():
+                    results, tree = pytree.tree_flatten(self.fusion._function(*args, **kwargs))
+            finally:
+                _tracing.on = outer
+                for slot, tensor in zip(swapped, before, strict=True):
+                    slot.holder[slot.key] = tensor
+            out_tree = out_tree or tree
+            return results
+
+        labels = [*self.labels, *(s.label for s in swapped)]
+        more = tuple(Spec.of(s.tensor) for s in swapped)
+        known = [(s.label, t) for s, t in zip(slots, own, strict=False)]
+        made = program(
+            flat, self.fusion.__name__, labels, (*specs, *more), self.fusion._settings, known=known
+        )
+        found = [next((s for s in slots if own and s.tensor is t), None) for t in made.captured]
+        return Traced(made, out_tree, tuple(found), tuple(swapped))
+
+    def _device(self, specs: Sequence[Spec], own: Sequence[torch.Tensor]) -> str:
+        if specs:
+            return specs[0].device.type
+        return own[0].device.type if own else "cpu"
+
+
+def _unflatten(tree: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
+    if tree.is_leaf():
+        return lambda results: results[0]
+    if tree.type is tuple and all(child.is_leaf() for child in tree.children()):
+        return tuple
+    return lambda results: pytree.tree_unflatten(list(results), tree)
+
+
+def autocast_state(device: str) -> Callable[[], Any]:
+    """What makes the autocast that is in force now be in force again."""
+    enabled = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device)
+    if not enabled:
+        return contextlib.nullcontext
+    return lambda: torch.autocast(device, dtype=dtype, enabled=True, cache_enabled=False)
+
+
+class _Sites(collections.OrderedDict[Hashable, _Site]):
+    """Of a fusion, or kept by a module for a fusion that is a method; a copy begins empty."""
+
+    def __deepcopy__(self, memo: Any) -> _Sites:
+        return _Sites()
+
+    def __reduce__(self) -> Any:
+        return (_Sites, ())
+
+
+class Fusion:
+    """A marked function. Call it like the function; see ``fusion``."""
+
+    def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
+        if not callable(function):
+            raise TypeError(f"fusion: {function!r} is not callable")
+        self._function = function
+        self._settings = settings
+        self._said = json.dumps(dataclasses.asdict(settings))
+        self._lock = threading.Lock()
+        self._sites = _Sites()
+        inner = innermost(function)
+        functools.update_wrapper(self, inner, updated=())
+        self.__wrapped__ = function
+        self.__name__ = name_of(function)
+
+    def __repr__(self) -> str:
+        return f"<lawson fusion '{self.__name__}'>"
+
+    def __reduce__(self) -> Any:
+        """As a function is pickled: by its name where that is it, else what it was made of."""
+        found: Any = sys.modules.get(self.__module__)
+        name = getattr(self, "__qualname__", "")
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        return name if found is self else (Fusion, (self._function, self._settings))
+
+    def __get__(self, instance: Any, owner: Any = None) -> Any:
+        if instance is None:
+            return self
+        if torch.compiler.is_dynamo_compiling():
+            return functools.partial(self, instance)
+        return types.MethodType(self, instance)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_dynamo_compiling():
+            function = self._function
+            return marked(
+                lambda: function(*args, **kwargs), name=self.__name__, settings=self._said
+            )
+        if getattr(_tracing, "on", False):  # a fusion inside a fusion
+            return self._function(*args, **kwargs)
+        site, tensors = self.site(args, kwargs)
+        return site(tensors)
+
+    def site(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[_Site, Sequence[torch.Tensor]]:
+        """What runs calls with such arguments, and the tensors among them."""
+        sites = self._sites
+        if not kwargs and all(isinstance(a, torch.Tensor) for a in args):
+            tensors: Sequence[torch.Tensor] = args
+            fixed: dict[int, Any] = {}
+            shape: Any = len(args)
+        else:
+            leaves, shape = pytree.tree_flatten((tuple(args), dict(kwargs)))
+            fixed = {i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
+            tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+            for value in fixed.values():
+                if isinstance(value, torch.nn.Module):  # they live as long as the module
+                    kept = value.__dict__.setdefault("_lawson_sites", {})
+                    sites = kept.setdefault(id(self), _Sites())
+                    break
+        known = tuple(
+            (i, type(x), (id(x), x.training) if isinstance(x, torch.nn.Module) else x)
+            for i, x in fixed.items()
+        )
+        device = tensors[0].device.type if tensors else "cpu"
+        key = (shape, known, _state(device))
+        try:
+            found = sites.get(key)
+        except TypeError as error:
+            raise InvalidArgumentError(
+                f"fusion '{self.__name__}': arguments that are no tensors must be hashable: {error}"
+            ) from error
+        if found is None:
+            found = self._new_site(sites, key, args, kwargs, fixed, len(tensors))
+        return found, tensors
+
+    def _new_site(
+        self,
+        sites: _Sites,
+        key: Hashable,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        fixed: Mapping[int, Any],
+        count: int,
+    ) -> _Site:
+        paths, tree = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
+        site = _Site(self, tree, fixed, count)
+        for path, leaf in paths:
+            label = self._label(path)
+            if isinstance(leaf, torch.Tensor):
+                site.labels.append(label)
+            elif hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__"):
+                raise InvalidArgumentError(
+                    f"fusion '{self.__name__}': argument {label} is {type(leaf).__name__}, which "
+                    "is no tensor; torch.as_tensor makes it one"
+                )
+        with self._lock:
+            site = sites.setdefault(key, site)
+            while len(sites) > _KEPT:
+                sites.popitem(last=False)
+        return site
+
+    def _label(self, path: Sequence[Any]) -> str:
+        """``x``, ``params.w``: the parameter of the function, and the way to the leaf."""
+        group, first, *rest = path
+        if group.idx == 0:
+            names = _parameter_names(self._function)
+            name = names[first.idx] if first.idx < len(names) else f"x{first.idx}"
+        else:
+            name = str(first.key)
+        return re.sub(r"[^\w.]+", ".", name + pytree.keystr(tuple(rest))).strip(".")[:200]
+
+
+def _state(device: str) -> Hashable:
+    """What of PyTorch's and the environment's a program depends on."""
+    return (
+        torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
+        torch.get_default_dtype(),
+        torch.get_float32_matmul_precision(),
+        os.environ.get("LAWSON_ENGINE"),
+        os.environ.get("LAWSON_POLICY"),
+    )
+
+
+def fusion(
+    function: Callable[..., Any] | None = None,
+    *,
+    policy: str | None = None,
+    tuning: str = "off",
+    engines: Sequence[str] | str | None = None,
+    target: str | None = None,
+    deterministic: bool = False,
+    workspace_limit: int | None = None,
+    deadline_ms: float = 0.0,
+    strict: bool = False,
+) -> Any:
+    """Marks a function: it becomes one kernel, or an error that says why not.
+
+    ``@fusion`` and ``@fusion(engines=["cpu"])`` both work, on functions and on methods of modules.
+    Arguments are pytrees of tensors; what is no tensor is a setting of the function, and hashable.
+    The function is traced once for each form of its arguments. Its gradient is Lawson's too: as few
+    kernels as the engine takes, under the same policy.
+
+    Args:
+      function: of tensors and pytrees of tensors; all of ``docs/torch.md``'s ops. Parameters and
+        buffers of modules that it is bound to or closes over are operands, with gradients.
+      policy: "require": one engine builds it, or it is an error. "allow": ``engines`` in order, of
+        those that run where the tensors are. None: LAWSON_POLICY of the environment, else
+        "require".
+      tuning: "off", "quick" or "exhaustive": docs/fusion.md.
+      engines: names, or one: "cudnn", "cpu", "reference". None: LAWSON_ENGINE of the environment,
+        else "cudnn". The CPU is used only when it is named here or there.
+      target: a GPU that need not be here ("h200"): ``inspect`` has the plan for it.
+      deterministic: the same bits every time.
+      workspace_limit: bytes; None: no limit.
+      deadline_ms: for building and tuning; 0: none.
+      strict: intermediate results are rounded exactly as written; otherwise an engine may keep more
+        bits.
+
+    Raises:
+      UnsupportedError: an op outside the set, with the line of code; it does not fuse, with every
+        reason and the nearest supported form; tensors of the CPU without an engine of it named.
+      UnavailableError: no GPU, or no cuDNN.
+      InvalidArgumentError: a setting that is none, or an argument that is an array of others.
+    """
+    settings = Settings(
+        policy=_settings.policy(policy),
+        tuning=_settings.tuning(tuning),
+        engines=_settings.engines(engines),
+        target=_settings.target(target),
+        deterministic=_settings.flag("deterministic", deterministic),
+        workspace_limit=_settings.workspace_limit(workspace_limit),
+        deadline_ms=_settings.deadline_ms(deadline_ms),
+        strict=_settings.flag("strict", strict),
+    )
+    if function is None:
+        return lambda f: Fusion(f, settings)
+    return Fusion(function, settings)
+
+
+# ---- names -------------------------------------------------------------------------------------
+
+
+def innermost(function: Any) -> Any:
+    while isinstance(function, functools.partial):
+        function = function.func
+    return function
+
+
+def name_of(function: Any) -> str:
+    """Of a function, of what a ``functools.partial`` binds, or of the class of a callable."""
+    function = innermost(function)
+    name = getattr(function, "__name__", None) or type(function).__name__
+    return re.sub(r"\W+", "_", str(name)).strip("_") or "fusion"
+
+
+def _parameter_names(function: Any) -> tuple[str, ...]:
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    if isinstance(function, torch.nn.Module):
+        function = function.forward
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        return ()
+    return tuple(p.name for p in parameters if p.kind in kinds)
+
+
+def fusions_in(value: Any) -> Iterator[Fusion]:
+    """``value`` where it is a fusion, or a method that is one."""
+    found = value.__func__ if isinstance(value, types.MethodType) else value
+    if isinstance(found, Fusion):
+        yield found

@@ -1,0 +1,210 @@
+"""How a program runs: directly for plain tensors, else as the operator ``lawson::fusion``.
+
+The operator is what tracing, functorch and tensor subclasses see. It carries its program as text, so
+that a compiled or exported graph holds all that it runs. Its gradient is another program, called in
+the same way: derivatives of any order are programs.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.autograd import forward_ad
+
+from lawson._errors import UnsupportedError
+from lawson.torch._fusion_program import Program, read
+from lawson.torch._fusion_run import code_of
+from lawson.torch._trace_fx import Spec
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+# Programs of this process, by their texts: with their functions.
+_programs: weakref.WeakValueDictionary[str, Program] = weakref.WeakValueDictionary()
+
+
+def is_plain(tensors: Sequence[torch.Tensor]) -> bool:
+    """Tensors with memory, and nothing that watches or transforms what is done with them."""
+    return (
+        torch._C._len_torch_dispatch_stack() == 0
+        and torch._C._functorch.peek_interpreter_stack() is None
+        and forward_ad._current_level < 0
+        and all(type(t) in _PLAIN for t in tensors)
+    )
+
+
+def apply(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The results of a program for all of its arguments, captured tensors last."""
+    core = program.core
+    computed = () if core is None else run(core, [tensors[i] for i in program.used])
+    results: list[torch.Tensor] = []
+    for output, spec in zip(program.trace.outputs, program.results, strict=True):
+        if output.kind == "graph":
+            assert core is not None
+            found = computed[output.index]
+            if core.results[output.index].stride != spec.stride:  # one value, in two orders
+                found = spec.empty().copy_(found)
+            results.append(found)
+        elif output.kind == "argument":
+            results.append(tensors[output.index])
+        else:
+            assert output.constant is not None
+            results.append(spec.empty().fill_(output.constant.value.item()))
+    return results
+
+
+def run(core: Program, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """What a core computes."""
+    if forward_ad._current_level >= 0:
+        _no_tangent(core)
+    if torch._C._functorch.peek_interpreter_stack() is not None or (
+        torch.is_grad_enabled() and any(t.requires_grad for t in tensors) and is_plain(tensors)
+    ):
+        made: Sequence[torch.Tensor] = _Run.apply(core, *tensors)  # type: ignore[no-untyped-call]
+        return made
+    return _without_gradient(core, tensors)
+
+
+def _without_gradient(core: Program, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    if is_plain(tensors):
+        return code_of(core)(*tensors)
+    _programs[core.text] = core
+    found: Sequence[torch.Tensor] = torch.ops.lawson.fusion(list(tensors), core.text)
+    return found
+
+
+def _no_tangent(core: Program) -> None:
+    raise UnsupportedError(
+        f"unsupported: fusion '{core.name}': forward-mode differentiation (jvp, jacfwd)\n"
+        "  nearest supported form: reverse mode: torch.autograd.grad, torch.func.vjp, jacrev"
+    )
+
+
+def _gradients(
+    core: Program,
+    tensors: Sequence[torch.Tensor],
+    cotangents: Sequence[torch.Tensor | None],
+    needed: Sequence[bool],
+) -> list[torch.Tensor | None]:
+    """Of each argument; None where none is asked for, or none comes."""
+    of = tuple(i for i, c in enumerate(cotangents) if c is not None and _has(core.results[i]))
+    wrt = tuple(i for i, n in enumerate(needed) if n and _has(core.specs[i]))
+    found: list[torch.Tensor | None] = [None] * len(tensors)
+    if of and wrt:
+        back, count = core.gradient(wrt, of), core.arguments
+        given = [cotangents[i] for i in of]
+        results = apply(back, [*tensors[:count], *given, *tensors[count:]])  # type: ignore[list-item]
+        for i, result in zip(wrt, results, strict=True):
+            found[i] = result
+    return found
+
+
+def _has(spec: Spec) -> bool:
+    return spec.dtype.is_floating_point
+
+
+def _batched(core: Program, size: int, dims: Sequence[int | None], tensors: Any) -> Any:
+    """The results over a further dim, which is their first."""
+    given = tuple(None if d is None else d % t.dim() for d, t in zip(dims, tensors, strict=True))
+    over = core.batched(size, given, tuple(Spec.of(t) for t in tensors))
+    return apply(over, tensors)
+
+
+class _Run(torch.autograd.Function):
+    """A core with a gradient, for plain tensors and for functorch's."""
+
+    @staticmethod
+    def forward(core: Program, *tensors: torch.Tensor) -> Any:
+        return tuple(_without_gradient(core, tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+        ctx.core, *tensors = inputs
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
+        ctx.mark_non_differentiable(
+            *(x for x, s in zip(output, ctx.core.results, strict=True) if not _has(s))
+        )
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        needed = ctx.needs_input_grad[1:]
+        return (None, *_gradients(ctx.core, ctx.saved_tensors, cotangents, needed))
+
+    @staticmethod
+    def vmap(info: Any, in_dims: Any, core: Program, *tensors: torch.Tensor) -> Any:
+        results = tuple(_batched(core, int(info.batch_size), in_dims[1:], tensors))
+        return results, (0,) * len(results)
+
+
+# ---- the operator ------------------------------------------------------------------------------
+
+_library: Any = torch.library.Library("lawson", "FRAGMENT")  # type: ignore[no-untyped-call]
+_library.define(
+    "fusion(Tensor[] tensors, str program) -> Tensor[]", tags=torch.Tag.pt2_compliant_tag
+)
+_NAME = "lawson::fusion"
+
+
+@functools.lru_cache(maxsize=1024)
+def _loaded(text: str) -> Program:
+    return read(text)
+
+
+def _program(text: str) -> Program:
+    return _programs.get(text) or _loaded(text)
+
+
+def _run(tensors: Sequence[torch.Tensor], program: str) -> list[torch.Tensor]:
+    core = _program(program)
+    for tensor, spec, label in zip(tensors, core.specs, core.labels, strict=True):
+        if tuple(tensor.shape) != spec.shape or tensor.dtype != spec.dtype:
+            raise UnsupportedError(
+                f"unsupported: fusion '{core.name}': argument '{label}' is {tensor.dtype} of shape "
+                f"{tuple(tensor.shape)}; the program is for {spec.dtype} of shape {spec.shape}\n"
+                "  nearest supported form: a program traced for these shapes"
+            )
+    return list(code_of(core)(*tensors))
+
+
+for _key in ("CPU", "CUDA"):
+    _library.impl("fusion", _run, _key)
+
+
+def _described(tensors: Sequence[torch.Tensor], program: str) -> list[torch.Tensor]:
+    from lawson.torch import _inspect
+
+    core = _program(program)
+    _inspect.record(lambda: _inspect.of_program(core))
+    device = tensors[0].device if tensors else core.device
+    return [
+        torch.empty_strided(s.shape, s.stride, dtype=s.dtype, device=device) for s in core.results
+    ]
+
+
+torch.library.register_fake(_NAME, _described, lib=_library)
+
+
+def _set_up(ctx: Any, inputs: Any, output: Any) -> None:
+    tensors, ctx.text = inputs
+    ctx.save_for_backward(*tensors)
+    ctx.needed = [t.requires_grad for t in tensors]
+    ctx.set_materialize_grads(False)
+
+
+def _differentiated(ctx: Any, cotangents: Any) -> Any:
+    core = _program(ctx.text)
+    return _gradients(core, ctx.saved_tensors, cotangents, ctx.needed), None
+
+
+torch.library.register_autograd(_NAME, _differentiated, setup_context=_set_up, lib=_library)
+
+
+def _mapped(info: Any, in_dims: Any, tensors: Sequence[torch.Tensor], program: str) -> Any:
+    results = _batched(_program(program), int(info.batch_size), in_dims[0], tensors)
+    return results, [0] * len(results)
+
+
+torch.library.register_vmap(_NAME, _mapped, lib=_library)
