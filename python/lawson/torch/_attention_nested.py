@@ -56,11 +56,10 @@ def ragged(layout: Any, q: Any, k: Any, v: Any) -> Ragged:
             raise InvalidArgumentError(
                 f"{name}: {x.dim()} dims; expected 4, those of layout '{layout}'"
             )
-        turned = x.transpose(1, 2) if layout == "bhsd" else x
+        turned: Any = x.transpose(1, 2) if layout == "bhsd" else x
         if turned._ragged_idx != 1:
             raise InvalidArgumentError(
-                f"{name}: axis {x._ragged_idx} is the ragged one; expected "
-                f"{layout.index('s')} in layout '{layout}'"
+                f"{name}: its ragged axis is not {layout.index('s')}, as in layout '{layout}'"
             )
         found[name] = turned
     if found["v"].offsets() is not found["k"].offsets() and not torch.equal(

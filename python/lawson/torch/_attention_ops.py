@@ -18,6 +18,7 @@ from torch._functorch.utils import enable_single_level_autograd_function
 from lawson._attention_setup import OPTIONAL, Setup
 from lawson._errors import UnsupportedError
 from lawson.torch import _attention_autograd as autograd
+from lawson.torch import _attention_inspect
 from lawson.torch import _attention_run as run
 
 NAMESPACE = "lawson"
@@ -132,11 +133,18 @@ def described(which: str, setup: Setup, tensors: Mapping[str, Tensor]) -> dict[s
     return dict(zip(run.result_names(setup, which), forms, strict=True))
 
 
+def _inspection() -> Any:
+    from lawson.torch import _inspect  # which is made of these operators
+
+    return _inspect
+
+
 def _fake(which: str, arguments: Sequence[str], results: Sequence[str], *given: Any) -> Any:
     named = dict(zip(arguments, given, strict=False))
     setup = run.setup_of(named["setup"])
     tensors = {name: named[name] for name in run.operand_names(setup, which)}
     forms = described(which, setup, tensors)
+    _inspection().record(lambda: _attention_inspect.inspect_pass(which, setup, tensors))
     q = named["q"]
     made = []
     for name in results:

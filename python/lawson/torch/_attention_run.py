@@ -8,10 +8,11 @@ all that lie in an unusual order where the engine refuses that order.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,7 @@ _LIKE = {"o": "q", "dq": "q", "dk": "k", "dv": "v"}
 _LAWSONS = {**FLOATS, "uint8": "u8"}  # dtypes of results, as specs say them
 _ALIGNMENT = 16  # bytes: a spec's promise for each tensor
 
+Found = TypeVar("Found")
 Form = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, dtype
 Check = Callable[[Mapping[str, Sequence[int]]], None]
 
@@ -179,59 +181,32 @@ class Runner:
         if 0 in (sizes[letter] for letter in self.setup.dims("o")):
             raise _Nothing
         forms = self._forms(operands, shapes, sizes)
-        in_place = [name for name in self.outs if name in self.names]
-        copies = [at for at, x in enumerate(operands) if _needs_copy(self.names[at], x)]
-        for at in copies:
-            if self.names[at] in in_place:
-                raise InvalidArgumentError(
-                    f"{self.names[at]}: strides {tuple(operands[at].stride())}, at an address that "
-                    f"is {operands[at].data_ptr() % _ALIGNMENT} beyond a multiple of {_ALIGNMENT} "
-                    "bytes; a cache that is appended to has to be dense in its last dim, at such a "
-                    "multiple"
-                )
-        try:
-            return self._prepare(operands, forms, shapes, copies)
-        except UnsupportedError:
-            unusual = [
-                at
-                for at, (name, x) in enumerate(zip(self.names, operands, strict=True))
-                if name in STRIDED and name not in in_place and _strides(self.setup, name, x)
-            ]
-            if set(unusual) <= set(copies):
-                raise
-            try:
-                return self._prepare(operands, forms, shapes, sorted({*copies, *unusual}))
-            except UnsupportedError:
-                pass
-            raise
-
-    def _prepare(
-        self,
-        operands: Sequence[Tensor],
-        forms: Sequence[Form],
-        shapes: Mapping[str, Sequence[int]],
-        copies: Sequence[int],
-    ) -> _torch.Prepared:
-        setup = self.setup
-        spec, device, options = choose(setup, self.which, operands, forms, shapes, copies)
-        if setup.training and self.which == "forward":
-            judge(spec, device, options)  # both passes; before either runs
         given = (*self.names, *self._zeroed)
         results = [
             given.index(name) if name in given else (shape, strides, _LAWSONS[dtype])
             for name, (shape, strides, dtype) in zip(self.outs, forms, strict=True)
         ]
         where = operands[0].device
-        return _torch.Prepared.attention(
-            spec,
-            self.which,
-            [*self.names, *(None for _ in self._zeroed)],
-            self.outs,
-            results,
-            "cpu" if where.type == "cpu" else f"cuda:{where.index}",
-            options,
-            copies=copies,
-        )
+        name = "cpu" if where.type == "cpu" else f"cuda:{where.index}"
+
+        def prepare(
+            spec: str, device: _core.Device, options: _core.Options, copies: Sequence[int]
+        ) -> _torch.Prepared:
+            if self.setup.training and self.which == "forward":
+                judge(spec, device, options)  # both passes; before either runs
+            return _torch.Prepared.attention(
+                spec,
+                self.which,
+                [*self.names, *(None for _ in self._zeroed)],
+                self.outs,
+                results,
+                name,
+                options,
+                copies=copies,
+            )
+
+        misplaced = {at for at, x in enumerate(operands) if x.data_ptr() % _ALIGNMENT}
+        return choose(self.setup, self.which, operands, forms, shapes, prepare, misplaced)
 
 
 def choose(
@@ -240,36 +215,76 @@ def choose(
     operands: Sequence[Tensor],
     forms: Sequence[Form],
     shapes: Mapping[str, Sequence[int]],
-    copies: Sequence[int] = (),
-) -> tuple[str, _core.Device, _core.Options]:
-    """The spec of a pass, where it runs and how its plan is chosen.
+    make: Callable[[str, _core.Device, _core.Options, Sequence[int]], Found],
+    misplaced: Collection[int] = (),
+) -> Found:
+    """What `make` gives for the spec of a pass, its device and options, and the operands to copy.
+
+    Copied is what no engine takes as it is; and where `make` is refused, all that lies in another
+    order than the layout says, as no engine refuses that one for its order.
 
     Args:
       operands: of which the descriptions are read; they may be fake.
       forms: of the results (`result_forms`).
       shapes: of the operands, by name.
-      copies: operands that go to the plan as contiguous copies.
+      misplaced: operands at addresses that no engine takes.
     """
+    names = operand_names(setup, which)
+    in_place = [name for name in result_names(setup, which) if name in names]
+    copies = {at for at, x in enumerate(operands) if not _is_dense(names[at], x)} | {*misplaced}
+    for at in sorted(copies):
+        if names[at] in in_place:
+            raise InvalidArgumentError(
+                f"{names[at]}: strides {tuple(operands[at].stride())}"
+                f"{' at such an address' if at in misplaced else ''}; a cache that is appended to "
+                f"is dense in its last dim, and at a multiple of {_ALIGNMENT} bytes"
+            )
+
+    def attempt(copied: Collection[int]) -> Found:
+        spec = _spec(setup, which, operands, forms, shapes, copied)
+        device = device_of(operands[0].device)
+        platform = "cpu" if operands[0].device.type == "cpu" else "cuda"
+        return make(spec, device, options_of(setup, platform, spec, device), sorted(copied))
+
+    try:
+        return attempt(copies)
+    except UnsupportedError:
+        unusual = {
+            at
+            for at, (name, x) in enumerate(zip(names, operands, strict=True))
+            if name in STRIDED and name not in in_place and _strides(setup, name, x)
+        }
+        if unusual <= copies:
+            raise
+        with contextlib.suppress(UnsupportedError):
+            return attempt(copies | unusual)
+        raise
+
+
+def _spec(
+    setup: Setup,
+    which: str,
+    operands: Sequence[Tensor],
+    forms: Sequence[Form],
+    shapes: Mapping[str, Sequence[int]],
+    copied: Collection[int],
+) -> str:
     names = operand_names(setup, which)
     strides = {}
     for at, (name, x) in enumerate(zip(names, operands, strict=True)):
-        if name in STRIDED and at not in copies:
+        if name in STRIDED and at not in copied:
             strides[name] = _strides(setup, name, x)
     for name, (shape, given, _) in zip(result_names(setup, which), forms, strict=True):
         if name in STRIDED and name not in names:
             strides[name] = logical_strides(setup.dims(name), shape, given)
-    if "o" in strides:
-        strides.setdefault("do", strides["o"])
-    if setup.training and which == "forward":  # as the backward makes them
+    if setup.training and which == "forward":  # as the backward will have them
+        strides["do"] = strides["o"]
         for name in ("q", "k", "v"):
             x = operands[names.index(name)]
             dense = strides_in_order(x.shape, stride_order(x.stride()))
             strides[f"d{name}"] = logical_strides(setup.dims(name), x.shape, dense)
     types = {n: type_name(x.dtype) for n, x in zip(names, operands, strict=True)}
-    spec = setup.spec(shapes, types, {n: found for n, found in strides.items() if found})
-    device = device_of(operands[0].device)
-    platform = "cpu" if operands[0].device.type == "cpu" else "cuda"
-    return spec, device, options_of(setup, platform, spec, device)
+    return setup.spec(shapes, types, {n: found for n, found in strides.items() if found})
 
 
 def device_of(device: torch.device) -> _core.Device:
@@ -288,12 +303,10 @@ def _strides(setup: Setup, name: str, x: Tensor) -> tuple[int, int, int, int] | 
     return logical_strides(setup.dims(name), x.shape, x.stride())
 
 
-def _needs_copy(name: str, x: Tensor) -> bool:
-    if x.data_ptr() % _ALIGNMENT:
-        return True
+def _is_dense(name: str, x: Tensor) -> bool:
     if name in STRIDED:
-        return not (x.stride(-1) == 1 or x.size(-1) == 1)
-    return not x.is_contiguous()
+        return x.stride(-1) == 1 or x.size(-1) == 1
+    return x.is_contiguous()
 
 
 _runners: dict[tuple[str, str], Runner] = {}
