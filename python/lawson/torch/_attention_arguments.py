@@ -67,14 +67,17 @@ def heads(name: str, value: Any) -> Tensor:
 
 
 def rank4(name: str, value: Tensor) -> Tensor:
-    """`[b, h, sq, skv]`, with 1 for what is missing in front and what was expanded."""
+    """`[b, h, sq, skv]`, with 1 for what is missing in front, and for what was expanded.
+
+    Where it has a gradient, that is of each element, so nothing is left out.
+    """
     if value.dim() > 4:
         raise InvalidArgumentError(
             f"{name}: shape {tuple(value.shape)}; expected at most [b, h, sq, skv]"
         )
     if value.dim() < 4:
         value = value.reshape((1,) * (4 - value.dim()) + tuple(value.shape))
-    return once(value)
+    return value if value.requires_grad else once(value)
 
 
 def once(value: Tensor) -> Tensor:
