@@ -249,6 +249,17 @@ def test_bad_arguments_by_the_names_of_jax(
     check(dot_product_attention, name, value, allowed, given)
 
 
+def test_options_of_patch() -> None:
+    with pytest.raises(
+        lawson.InvalidArgumentError, match="^engines: 'cpu' is not allowed; .*engine,"
+    ):
+        with lawson.jax.patch(engines="cpu"):
+            pytest.fail("entered")
+    with lawson.jax.patch(engine=["cpu"]):
+        with pytest.raises(lawson.InvalidArgumentError, match="^engine:"):
+            jax.nn.dot_product_attention(Q, Q, Q)
+
+
 def test_a_traced_setting_is_named() -> None:
     for name in ("scale", "softcap", "dropout_rate"):
         call = jax.jit(lambda x, name=name: attention(Q, Q, Q, **{name: x}))

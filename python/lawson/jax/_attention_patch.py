@@ -15,6 +15,7 @@ from __future__ import annotations
 import contextlib
 import contextvars
 import functools
+import inspect
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -22,11 +23,18 @@ from typing import Any
 import jax
 import jax.nn
 
+from lawson import _settings
+from lawson._errors import InvalidArgumentError
 from lawson.jax._attention import dot_product_attention
 
 # Of the innermost open context: keywords for every call; None: not inside.
 _inside: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar(
     "lawson_patch", default=None
+)
+_OPTIONS = tuple(
+    name
+    for name, parameter in inspect.signature(dot_product_attention).parameters.items()
+    if parameter.kind is inspect.Parameter.KEYWORD_ONLY
 )
 _traced = jax.make_user_context(default_value=None)  # part of the key of jax.jit's caches
 _lock = threading.Lock()
@@ -51,7 +59,16 @@ def patch(**options: Any) -> Iterator[None]:
     Args:
       options: keywords of `lawson.jax.dot_product_attention` for every call, such as `engine`,
         `deterministic` or `tuning`, where the call does not give them.
+
+    Raises:
+      lawson.InvalidArgumentError: an option that it does not have, when the context is entered.
     """
+    for name, value in options.items():
+        if name not in _OPTIONS:
+            raise InvalidArgumentError(
+                f"{name}: {_settings.shown(value)} is not allowed; expected keywords of "
+                f"lawson.jax.dot_product_attention: {', '.join(_OPTIONS)}"
+            )
     global _open, _original
     with _lock:
         if _open == 0:
