@@ -49,7 +49,7 @@ def gradient_trace(
 def _forwarding(document: dict[str, Any], position: dict[str, int], full_f32: str | None) -> Trace:
     """The trace of a document; a result that is an argument as it was given is not computed."""
     types = {item["name"]: item["dtype"] for item in document["inputs"]}
-    makers = {results_of(op)[0]: op for op in document["ops"]}
+    makers = {r: op for op in document["ops"] for r in results_of(op)}
     outputs: list[Output] = []
     computed: list[str] = []
     for name in document["outputs"]:

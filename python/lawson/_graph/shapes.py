@@ -33,13 +33,44 @@ def results_of(op: dict[str, Any]) -> list[str]:
 
 
 def types_of(document: dict[str, Any]) -> dict[str, Type]:
-    """Of every tensor by name. The document's ops have one result and an explicit dtype."""
+    """Of every tensor by name. The document's ops have an explicit dtype."""
     types = {x["name"]: Type(x["dtype"], tuple(x["shape"])) for x in document["inputs"]}
     for op in document["ops"]:
+        if op["op"] in _NORMS:
+            types.update(_norm(op, types))
+            continue
         (name,) = results_of(op)
         shapes = [types[x].shape for x in operands_of(op)]
         types[name] = Type(op["dtype"], _shape(op, shapes))
     return types
+
+
+# Operands and results in the order of lists.
+_NORMS = {
+    "layer_norm": (("x", "scale", "bias"), ("y", "mean", "inv_std")),
+    "rms_norm": (("x", "scale", "bias"), ("y", "inv_std")),
+    "layer_norm_backward": (("dy", "x", "scale", "mean", "inv_std"), ("dx", "dscale", "dbias")),
+    "rms_norm_backward": (("dy", "x", "scale", "inv_std"), ("dx", "dscale", "dbias")),
+}
+
+
+def _norm(op: dict[str, Any], types: dict[str, Type]) -> dict[str, Type]:
+    """Of a norm's results, by name."""
+
+    def named(given: Any, names: tuple[str, ...]) -> dict[str, str]:
+        if isinstance(given, str):
+            given = [given]
+        return dict(given) if isinstance(given, dict) else dict(zip(names, given, strict=False))
+
+    operands, results = (named(op[k], n) for k, n in zip(("in", "out"), _NORMS[op["op"]]))
+    x, scale = types[operands["x"]], types[operands["scale"]]
+    kept = tuple(1 if i in op["axes"] else n for i, n in enumerate(x.shape))
+    statistics = Type("f64" if x.dtype == "f64" else "f32", kept)
+    found = {
+        "y": Type(op["dtype"], x.shape), "mean": statistics, "inv_std": statistics, "dx": x,
+        "dscale": scale, "dbias": scale,
+    }  # fmt: skip
+    return {name: found[part] for part, name in results.items() if name}
 
 
 def _shape(op: dict[str, Any], shapes: list[tuple[int, ...]]) -> tuple[int, ...]:

@@ -98,21 +98,27 @@ class Part:
         # Of the marked program's results, as PyTorch has them; between parts contiguous.
         self.strides = result_strides(program) if plain is None else [None] * len(self.outputs)
         self._plain = plain
+        self.is_constant = not self.inputs
         self.call = _torch.Call(self.describe)
+
+    def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
+        if self.is_constant:  # a call finds the device by an operand
+            return self.call(torch.empty(1, device=self.program.device))
+        return self.call(*tensors)
 
     def kernel(self, layouts: Sequence[Layout | None]) -> Kernel:
         """The plan for operands that lie like this."""
         return kernel(self.program, laid_out(self.document, layouts, self.strides))
 
     def describe(self, tensors: Sequence[Any]) -> _torch.Prepared:
-        layouts = [Layout.of(t) for t in tensors]
+        layouts = [] if self.is_constant else [Layout.of(t) for t in tensors]
         copies: list[int] = []
         if self._plain is None:
             made = self.kernel(layouts)
         else:
             dense = [
                 x.stride == dense_strides(t.shape) and x.alignment == _ALIGNMENT
-                for x, t in zip(layouts, tensors, strict=True)
+                for x, t in zip(layouts, tensors, strict=not self.is_constant)
             ]
             made = self._plain
             if not all(dense):
@@ -179,13 +185,13 @@ class Code:
         """The program's results for all of its arguments, captured tensors last."""
         single, trace = self.single, self.program.trace
         if single is not None:
-            return single.call(*tensors)
+            return single(*tensors)
         assert trace.document is not None
         names = [item["name"] for item in trace.document["inputs"]]
         values = dict(zip(names, (tensors[i] for i in trace.operands), strict=True))
         for part in self.parts:
             if isinstance(part, Part):
-                found = part.call(*(values[n] for n in part.inputs))
+                found = part(*(values[n] for n in part.inputs))
                 values.update(zip(part.outputs, found, strict=True))
             else:
                 _glue(part, values)

@@ -33,7 +33,7 @@ _HINTS = {
     "select_scatter": "torch.where with torch.arange", "slice_scatter": "torch.cat",
     "flip": "the flip outside of the fusion",
     "sort": "the sort outside of the fusion", "topk": "torch.topk outside of the fusion",
-    "rand": "random numbers as an argument", "bernoulli": "random numbers as an argument",
+    "rand": "random numbers as an argument", "bernoulli": "the dropout outside of the fusion, or random numbers as an argument",
     "native_dropout": "the dropout outside of the fusion, or its mask as an argument",
     "normal": "random numbers as an argument", "uniform": "random numbers as an argument",
     "copy_": "the write outside of the fusion: return the new value, and copy it there",
@@ -84,14 +84,14 @@ class Walk(_walk.Walk):
             source, index = node.args
             return given(source)[index]
         self._op = op_name(node.target)
-        function = RULES.get(_schema_name(node.target))
-        if function is None:
-            self.refuse("not one of Lawson's ops", nearest_form(node.target, RULES))
         value = node.meta["val"]
         for result in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(result, torch.Tensor) and not node.target._schema.name.endswith(".dim"):
                 if not (isinstance(value, (tuple, list)) and result.dtype is torch.int64):
                     self.dtype(result.dtype)
+        function = RULES.get(_schema_name(node.target))
+        if function is None:
+            self.refuse("not one of Lawson's ops", nearest_form(node.target, RULES))
         args = torch.fx.map_arg(node.args, given)
         kwargs = torch.fx.map_arg(node.kwargs, given)
         try:

@@ -81,9 +81,12 @@ def _table() -> Mapping[Any, Callable[..., Any]]:
 
 
 def user_line(frame: Any) -> str:
-    """``file.py:12`` of the innermost frame that is neither PyTorch's nor Lawson's."""
+    """``file.py:12`` of the innermost frame that is neither PyTorch's nor Lawson's; "" where a trace
+    is before the function."""
     while frame is not None:
         name = frame.f_code.co_filename
+        if name == __file__ and frame.f_code.co_name == "flat":
+            return ""
         if not name.startswith(_OWN) and not name.startswith("<"):
             return f"{os.path.basename(name)}:{frame.f_lineno}"[-240:]
         frame = frame.f_back
@@ -157,7 +160,7 @@ def _functional(
     except RuntimeError as error:
         if "in-place" not in str(error):
             raise
-        # It writes into an argument, which autograd forbids: the walk says so.
+        # It writes into an argument, which autograd forbids and the walk refuses.
         found, note = _traced(torch.func.functionalize(function), specs, name, functional=True)
     if any(_mutates(node) for node in found.graph.nodes):
         again = torch.func.functionalize(torch.fx.Interpreter(found).run)

@@ -308,6 +308,14 @@ def _threshold(walk: Walk, call: Call, x: Any, threshold: float, value: float) -
     return select(walk, above, x, const(value, dtype))
 
 
+@rule("hardshrink_backward", "softshrink_backward")
+def _shrink_backward(walk: Walk, call: Call, dy: Any, x: Any, lambd: float) -> Operand:
+    dtype = _computed(walk, call)
+    size = pointwise(walk, "abs", [operand(walk, x, dtype)])
+    inside = compare(walk, "compare_le", size, const(lambd, dtype))
+    return spread(select(walk, inside, const(0, dtype), operand(walk, dy, dtype)), call.shape)
+
+
 # ---- comparisons, selection --------------------------------------------------------------------
 
 
@@ -404,7 +412,7 @@ def _scalar_tensor(walk: Walk, call: Call, value: Any, **_: Any) -> Operand:
 
 
 @rule("zeros", "zeros_like", "new_zeros", "empty", "empty_like", "new_empty", "empty_strided",
-      "new_empty_strided")  # fmt: skip
+      "new_empty_strided", "empty_permuted")  # fmt: skip
 def _zeros(walk: Walk, call: Call, *_: Any, **__: Any) -> Operand:
     return const(0, walk.dtype(call.dtype), call.shape)  # of an empty one any value is right
 
