@@ -109,7 +109,7 @@ def main() -> None:
     device, rounds = arguments.device, arguments.rounds
     print(f"lawson {lawson.__version__}, torch {torch.__version__}, device {device}")
     if device != "cpu":
-        print(torch.cuda.get_device_name(device), "cuDNN", torch.backends.cudnn.version())
+        print(torch.cuda.get_device_name(device), json.dumps(lawson.info()["engines"]))
         torch.cuda.set_device(device)
 
     # So little work that the GPU keeps up: what is measured is the host alone.

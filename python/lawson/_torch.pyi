@@ -51,17 +51,15 @@ class Prepared:
 
     @property
     def plan_id(self) -> str: ...
-
     @property
     def engine(self) -> str: ...
-
     @property
     def workspace_size(self) -> int:
         """Bytes."""
 
     @property
     def device(self) -> str:
-        """"" before the first call."""
+        """Empty before the first call."""
 
     @property
     def loaded(self) -> Fusion:
@@ -78,9 +76,7 @@ class Call:
     def __init__(
         self, describe: Callable[[tuple[Tensor | None, ...]], Prepared], capacity: int = 1024
     ) -> None: ...
-
     def __call__(self, *tensors: Tensor | None) -> tuple[Tensor, ...]: ...
-
     def prepared(self) -> list[Prepared]:
         """What is kept, the most recently used first."""
 

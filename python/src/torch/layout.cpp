@@ -133,19 +133,19 @@ bool same_memory(const Layout& given, const TensorInfo& wanted) {
 }
 
 std::optional<lawson_tensor> shorter(const Layout& given, const TensorInfo& wanted) {
-  if (given.dtype == nullptr || given.dtype->name != wanted.dtype) return std::nullopt;
-  for (std::size_t cut = 0; cut < wanted.shape.size(); ++cut) {
-    std::vector<std::int64_t> shape = wanted.shape;
-    for (std::size_t i = 0; i < given.shape.size(); ++i) {
-      if (given.shape[i] >= shape[cut]) continue;
-      if (given.shape[i] > 1 && given.strides[i] != wanted.strides[cut]) continue;
-      std::vector<std::int64_t> less = shape;
-      less[cut] = given.shape[i];
-      TensorInfo candidate = wanted;
-      candidate.shape = less;
-      if (!same_memory(given, candidate)) continue;
-      return tensor(nullptr, given.dtype->value, less, wanted.strides);
-    }
+  // The tokens are outermost in memory.
+  std::size_t cut = 0;
+  for (std::size_t i = 0; i < wanted.shape.size(); ++i) {
+    const bool is_first = wanted.shape[cut] <= 1;
+    if (wanted.shape[i] > 1 && (is_first || wanted.strides[i] > wanted.strides[cut])) cut = i;
+  }
+  if (wanted.shape.empty() || given.dtype == nullptr) return std::nullopt;
+  TensorInfo candidate = wanted;
+  for (const std::int64_t size : given.shape) {
+    if (size >= wanted.shape[cut]) continue;
+    candidate.shape[cut] = size;
+    if (!same_memory(given, candidate)) continue;
+    return tensor(nullptr, given.dtype->value, candidate.shape, candidate.strides);
   }
   return std::nullopt;
 }

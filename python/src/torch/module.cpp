@@ -24,7 +24,7 @@ NB_MODULE(_torch, module) {
       "Finds torch's DLPack exchange table. Raises UnavailableError, with torch's version\n"
       "and the least needed, where it has none.");
 
-  nb::class_<Prepared>(module, "Prepared",
+  nb::class_<Prepared>(module, "Prepared", nb::is_weak_referenceable(),
                        "A loaded plan bound to descriptions of tensors, for Call's `describe`.")
       .def_static(
           "attention", &lawson::torch::prepare_attention, "spec"_a, "pass_"_a, "names"_a, "outs"_a,
@@ -46,7 +46,7 @@ NB_MODULE(_torch, module) {
       .def_prop_ro(
           "workspace_size", [](const Prepared& self) { return self.plan().workspace_size(); },
           "Bytes.")
-      .def_prop_ro("device", &Prepared::device, "\"\" before the first call.")
+      .def_prop_ro("device", &Prepared::device, "Empty before the first call.")
       .def_prop_ro("loaded", &Prepared::loaded, "The loaded plan, and how it was chosen.");
   lawson::torch::bind_call(module);
 }

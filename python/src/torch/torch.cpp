@@ -57,7 +57,7 @@ void ignore_error(void* /*context*/, const char* /*kind*/, const char* /*message
 
 }  // namespace
 
-const Torch* Torch::instance_ = nullptr;
+const Torch* Torch::instance = nullptr;
 
 void find_error_classes() {
   nb::object found = nb::module_::import_("lawson._errors").attr("BY_STATUS");
@@ -75,8 +75,8 @@ std::string Place::name() const {
 }
 
 const Torch& Torch::connect() {
-  if (instance_ == nullptr) instance_ = new Torch{nb::module_::import_("torch")};
-  return *instance_;
+  if (instance == nullptr) instance = new Torch{nb::module_::import_("torch")};
+  return *instance;
 }
 
 Torch::Torch(nb::module_ torch) {

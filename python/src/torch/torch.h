@@ -49,7 +49,7 @@ class Torch {
   // Throws Error (LAWSON_UNAVAILABLE) where the installed torch has no table.
   static const Torch& connect();
   // After connect().
-  static const Torch& get() { return *instance_; }
+  static const Torch& get() { return *instance; }
 
   // The address, place, dtype, shape and strides of an operand, borrowed from it. `position` is for
   // messages. Throws Error for what is no plain tensor in memory.
@@ -92,7 +92,7 @@ class Torch {
     return answer == Py_True;
   }
 
-  static const Torch* instance_;
+  static const Torch* instance;
 
   const DLPackExchangeAPI* table_ = nullptr;
   PyTypeObject* tensor_type_ = nullptr;
