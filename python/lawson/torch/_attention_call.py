@@ -20,7 +20,7 @@ from lawson._attention_setup import Choice, Setup
 from lawson._errors import UnsupportedError
 from lawson.torch import _attention_ops as ops
 from lawson.torch._attention_autograd import Attend, Pair, refuse_gradients, training_setup
-from lawson.torch._attention_run import Runner
+from lawson.torch._attention_run import Runner, device_of
 
 ops.register()
 
@@ -193,11 +193,14 @@ def attend(
     """
     static["names"] = tuple(operands)
     static["training"] = static["bias_grad"] = False
-    if operands["q"].device.type == "cpu":
+    where = operands["q"].device.type
+    if where == "cpu":
         static["engine"] = host_engine(static["engine"])
+    elif where not in ("cuda", "meta"):
+        device_of(operands["q"].device)  # which refuses it
     recorded = wants_gradient(operands)
     tensors = list(operands.values())
-    if is_traced() or not is_plain(tensors):
+    if is_traced() or where == "meta" or not is_plain(tensors):
         return _traced(operands, static, recorded)
     values = tuple(static[name] for name in STATIC)
     outs = ["o"]

@@ -121,6 +121,7 @@ def scaled_dot_product_attention(
         and type(query) is Tensor
         and type(key) is Tensor
         and type(value) is Tensor
+        and (query.is_cuda or query.is_cpu)
         and not is_traced()
         and not _is_any_autocast_enabled()
     ):
