@@ -67,14 +67,15 @@ def slots_of(modules: Sequence[torch.nn.Module]) -> list[Slot]:
 
 
 def modules_in(function: Any) -> list[torch.nn.Module]:
-    """The modules that a function is bound to, closes over or names."""
+    """The modules that a function is bound to (or an attribute of what it is bound to), closes over
+    or names."""
     values: list[Any] = []
     while True:
         if isinstance(function, functools.partial):
             values += [*function.args, *function.keywords.values()]
             function = function.func
         elif isinstance(function, types.MethodType):
-            values.append(function.__self__)
+            values += [function.__self__, *getattr(function.__self__, "__dict__", {}).values()]
             function = function.__func__
         else:
             break
@@ -115,6 +116,7 @@ class Traced:
         core = self.program.core
         return (
             core is self.program
+            and len(core.specs) > 0
             and core.trace.operands == tuple(range(len(core.specs)))
             and [o.index for o in core.trace.outputs] == list(range(len(core.results)))
         )
@@ -140,8 +142,8 @@ class _Site:
         self._traced: collections.OrderedDict[Hashable, Traced] = collections.OrderedDict()
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        first = self.first
-        if first is not None and self.direct is not None:
+        first = self.first or self.traced(tensors)
+        if self.direct is not None:
             given = (*tensors, *first.captured()) if first.slots else tensors
             if is_plain(given) and not (
                 torch.is_grad_enabled() and any(t.requires_grad for t in given)
@@ -345,6 +347,7 @@ class Fusion:
         try:
             found = sites.get(key)
         except TypeError as error:
+            self._labels(args, kwargs)
             raise InvalidArgumentError(
                 f"fusion '{self.__name__}': arguments that are no tensors must be hashable: {error}"
             ) from error
@@ -361,22 +364,27 @@ class Fusion:
         fixed: Mapping[int, Any],
         count: int,
     ) -> _Site:
-        paths, tree = pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))
-        site = _Site(self, tree, fixed, count)
-        for path, leaf in paths:
-            label = self._label(path)
-            if isinstance(leaf, torch.Tensor):
-                site.labels.append(label)
-            elif hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__"):
-                raise InvalidArgumentError(
-                    f"fusion '{self.__name__}': argument {label} is {type(leaf).__name__}, which "
-                    "is no tensor; torch.as_tensor makes it one"
-                )
+        site = _Site(self, pytree.tree_structure((tuple(args), dict(kwargs))), fixed, count)
+        site.labels = self._labels(args, kwargs)
         with self._lock:
             site = sites.setdefault(key, site)
             while len(sites) > _KEPT:
                 sites.popitem(last=False)
         return site
+
+    def _labels(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
+        """Of the tensors. Raises ``InvalidArgumentError`` where there are arrays of others."""
+        found = []
+        for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
+            label = self._label(path)
+            if isinstance(leaf, torch.Tensor):
+                found.append(label)
+            elif hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__"):
+                raise InvalidArgumentError(
+                    f"fusion '{self.__name__}': argument {label} is {type(leaf).__name__}, which "
+                    "is no tensor; torch.as_tensor makes it one"
+                )
+        return found
 
     def _label(self, path: Sequence[Any]) -> str:
         """``x``, ``params.w``: the parameter of the function, and the way to the leaf."""

@@ -116,16 +116,7 @@ class Part:
         if self._plain is None:
             made = self.kernel(layouts)
         else:
-            dense = [
-                x.stride == dense_strides(t.shape) and x.alignment == _ALIGNMENT
-                for x, t in zip(layouts, tensors, strict=not self.is_constant)
-            ]
-            made = self._plain
-            if not all(dense):
-                try:
-                    made = self.kernel(layouts)
-                except UnsupportedError:
-                    copies = [i for i, is_dense in enumerate(dense) if not is_dense]
+            made, copies = self._derived(self._plain, layouts, tensors)
         if made.fusion is None:
             raise UnsupportedError(
                 f"unsupported: fusion '{self.program.name}': target "
@@ -139,6 +130,23 @@ class Part:
         return _torch.Prepared.fusion(
             made.fusion, list(range(len(self.inputs))), results, copies=copies
         )
+
+    def _derived(
+        self, plain: Kernel, layouts: Sequence[Layout], tensors: Sequence[Any]
+    ) -> tuple[Kernel, list[int]]:
+        """The plan for operands of a derived program, and which of them are copied: a cotangent
+        that was expanded, and what no plan takes as it lies."""
+        shapes = [tuple(t.shape) for t, _ in zip(tensors, layouts, strict=False)]
+        usual = [Layout(dense_strides(shape)) for shape in shapes]
+        unusual = [i for i, (x, y) in enumerate(zip(layouts, usual, strict=True)) if x != y]
+        copies = [i for i in unusual if 0 in layouts[i].stride]
+        if unusual == copies:
+            return plain, copies
+        given = [usual[i] if i in copies else x for i, x in enumerate(layouts)]
+        try:
+            return self.kernel(given), copies
+        except UnsupportedError:
+            return plain, unusual
 
 
 def kernel(program: Program, document: dict[str, Any]) -> Kernel:

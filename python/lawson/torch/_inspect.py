@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import threading
 import types
 from collections.abc import Callable, Iterator
@@ -82,6 +83,14 @@ def _of_function(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[
         return made.requires_grad_() if x.requires_grad and x.is_leaf else made
 
     given, named = pytree.tree_map(fake, (args, kwargs))
-    with _recording() as found, mode:
-        function(*given, **named)
+    # Gradients of real leaves would be fake ones afterwards.
+    leaves = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
+    before = [(x, x.grad) for x in leaves if x.requires_grad and x.is_leaf]
+    try:
+        with _recording() as found, mode:
+            function(*given, **named)
+    finally:
+        for leaf, grad in before:
+            if leaf.grad is not grad:
+                leaf.grad = grad
     return tuple(found)

@@ -85,10 +85,11 @@ class Walk(_walk.Walk):
             return given(source)[index]
         self._op = op_name(node.target)
         value = node.meta["val"]
-        for result in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(result, torch.Tensor) and not node.target._schema.name.endswith(".dim"):
-                if not (isinstance(value, (tuple, list)) and result.dtype is torch.int64):
-                    self.dtype(result.dtype)
+        several = isinstance(value, (tuple, list))
+        for result in value if several else (value,):
+            # indices are the i64 among several results
+            if isinstance(result, torch.Tensor) and not (several and result.dtype is torch.int64):
+                self.dtype(result.dtype)
         function = RULES.get(_schema_name(node.target))
         if function is None:
             self.refuse("not one of Lawson's ops", nearest_form(node.target, RULES))

@@ -220,9 +220,9 @@ def _clamp(walk: Walk, call: Call, x: Any, *ends: Any, **named: Any) -> Operand:
     if name == "hardtanh":
         walk.rounds_gradient("hardtanh")  # PyTorch has 0 at both ends
     numbers = [e for e in (low, high) if isinstance(e, (int, float))]
-    if len(numbers) == 2 and is_float(dtype) and numbers[0] <= numbers[1]:
-        if math.isfinite(numbers[0]) and math.isfinite(numbers[1]):
-            return apply(walk, call, "clamp", x, min=float(numbers[0]), max=float(numbers[1]))
+    in_order = len(numbers) == 2 and numbers[0] <= numbers[1] and is_float(dtype)
+    if in_order and math.isfinite(numbers[0]) and math.isfinite(numbers[1]):
+        return apply(walk, call, "clamp", x, min=float(numbers[0]), max=float(numbers[1]))
     if any(isinstance(e, (Value, Const)) for e in (low, high)) or len(numbers) == 1:
         walk.rounds_gradient("clamp")  # PyTorch has 1 at the ends
     if low is not None:
