@@ -23,8 +23,9 @@ def options_of(setup: Setup, platform: str, spec: str, device: _core.Device) -> 
     """
     choice = setup.choice
     engines: tuple[str | None, ...] = (choice.engine,)
-    if choice.engine is None and device.is_present:
-        engines = _settings.engines_on(platform, None) or (None,)
+    if device.is_present:
+        given = None if choice.engine is None else (choice.engine,)
+        engines = _settings.engines_on(platform, given, name="engine") or (None,)
     reasons: list[str] = []
     for engine in engines:
         options = _core.Options(

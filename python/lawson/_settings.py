@@ -177,7 +177,10 @@ def named_policy(given: str | None) -> str:
 
 
 def engines_on(
-    platform: str, given: Sequence[str] | None, policy_given: str | None = None
+    platform: str,
+    given: Sequence[str] | None,
+    policy_given: str | None = None,
+    name: str = "engines",
 ) -> tuple[str, ...]:
     """Those of `named_engines` that run on a platform, in order; empty: none is named at all.
 
@@ -189,18 +192,18 @@ def engines_on(
       platform: "cpu" or "cuda".
       given: the engines that the user named in the call, checked; None: LAWSON_ENGINE's.
       policy_given: the policy of the call, checked; None: LAWSON_POLICY's.
+      name: of the argument `given`.
 
     Raises:
       InvalidArgumentError: what the environment names is none; several engines under "require".
       UnsupportedError: engines are named, and none of them runs there.
     """
     named, chosen = named_engines(given), named_policy(policy_given)
-    whose = "LAWSON_ENGINE" if given is None else "engines"
+    whose = "LAWSON_ENGINE" if given is None else name
     here = tuple(name for name in named if (name in HOST_ENGINES) == (platform == "cpu"))
     if named and not here:
         raise UnsupportedError(
-            f"platform '{platform}': the engines named in {whose} are {', '.join(named)}, and none "
-            "of them runs there"
+            f"platform '{platform}': {whose} names {', '.join(named)}, of which none runs there"
         )
     if len(here) > 1 and chosen == "require":
         raise InvalidArgumentError(

@@ -249,6 +249,13 @@ def test_bad_arguments_by_the_names_of_jax(
     check(dot_product_attention, name, value, allowed, given)
 
 
+def test_an_engine_of_another_platform_is_unsupported() -> None:
+    with pytest.raises(lawson.UnsupportedError, match="platform 'cpu': engine names cudnn"):
+        attention(Q, Q, Q, engine="cudnn")
+    with pytest.raises(lawson.InvalidArgumentError, match="^platform: 3 is not allowed; .*'cuda'"):
+        lawson.jax.inspect(attention, platform=3)  # type: ignore[arg-type]
+
+
 def test_options_of_patch() -> None:
     with pytest.raises(
         lawson.InvalidArgumentError, match="^engines: 'cpu' is not allowed; .*engine,"

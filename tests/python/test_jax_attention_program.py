@@ -266,7 +266,7 @@ def test_attention_in_a_program_with_donated_buffers() -> None:
     ("named", "error", "words"),
     [
         ("x", lawson.InvalidArgumentError, "'x' is not allowed; expected.* cudnn, cpu, reference"),
-        ("cudnn", lawson.UnsupportedError, "LAWSON_ENGINE are cudnn, and none of them runs there"),
+        ("cudnn", lawson.UnsupportedError, "LAWSON_ENGINE names cudnn, of which none runs there"),
     ],
 )
 def test_an_engine_of_the_environment_that_cannot_run_is_an_error(

@@ -279,6 +279,9 @@ def inspect(function: Callable[..., Any], *, platform: str | None = None) -> Cal
     Raises what lowering raises.
     """
 
+    if platform is not None and not isinstance(platform, str):
+        _settings.refuse("platform", platform, "None, 'cuda' or 'cpu'")
+
     @functools.wraps(_innermost(function), updated=())
     def inspected(*args: Any, **kwargs: Any) -> Any:
         where = platform or {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
