@@ -18,7 +18,7 @@ from lawson._graph import walk as _walk
 from lawson._graph.values import Const, Operand, Value, const
 from lawson._graph.walk import Trace
 from lawson.torch._trace_dtypes import dtype_name
-from lawson.torch._trace_fx import Captured, Spec
+from lawson.torch._trace_fx import Captured, Spec, line_of
 
 # What to write instead of an op that has no rule, by the beginning of its name.
 _HINTS = {
@@ -79,7 +79,7 @@ class Walk(_walk.Walk):
         """What a node computes; ``given``: from nodes to operands (or tuples of them)."""
         from lawson.torch._trace_rules import RULES
 
-        self.emit.source = node.stack_trace or self.emit.source
+        self.emit.source = line_of(node) or self.emit.source
         if not isinstance(node.target, torch._ops.OpOverload):  # operator.getitem
             source, index = node.args
             return given(source)[index]

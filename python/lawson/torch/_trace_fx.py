@@ -12,6 +12,7 @@ import contextvars
 import dataclasses
 import functools
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
@@ -93,6 +94,17 @@ def user_line(frame: Any) -> str:
     return ""
 
 
+def line_of(node: torch.fx.Node) -> str:
+    """Where a node was written: ``file.py:12``, also of a trace that has all frames as text."""
+    text = node.stack_trace or ""
+    frames = re.findall(r'File "([^"]+)", line (\d+)', text)
+    theirs = [(file, line) for file, line in frames if not file.startswith(_OWN)]
+    if not frames:
+        return text
+    file, line = (theirs or frames)[-1]
+    return f"{os.path.basename(file)}:{line}"[-240:]
+
+
 class _Lines(TorchFunctionMode):
     """Notes the line of each call of PyTorch's, and whether gradients are switched off."""
 
@@ -113,11 +125,12 @@ class _Lines(TorchFunctionMode):
 
 def outside(function: Callable[[], T]) -> T:
     """``function()``, outside of whatever PyTorch is doing: other traces, transformations, inference
-    mode. All of that is of a thread."""
+    mode, hooks of what is saved (checkpoint). All of that is of a thread."""
     if (
         torch._C._len_torch_dispatch_stack() == 0
         and torch._C._functorch.peek_interpreter_stack() is None
         and not torch.is_inference_mode_enabled()
+        and torch._C._autograd._top_saved_tensors_default_hooks(True) is None
     ):
         return function()
     context = contextvars.copy_context()
@@ -144,7 +157,8 @@ def captured(function: Callable[..., Sequence[Any]], specs: Sequence[Spec], name
     found.graph.eliminate_dead_code(_has_no_effect)
     detached = next((n for n in found.graph.nodes if _is_detach(n)), None)
     if detached is not None and note is None:
-        note = f"detach at {detached.stack_trace}" if detached.stack_trace else "detach"
+        line = line_of(detached)
+        note = f"detach at {line}" if line else "detach"
     (output,) = (n for n in found.graph.nodes if n.op == "output")
     results = tuple(
         Spec.of(n.meta["val"]) if isinstance(n, torch.fx.Node) else None for n in output.args[0]
