@@ -16,6 +16,7 @@ from torch import Tensor
 from lawson import _settings
 from lawson._attention_setup import DENSE, FLOATS, OPTIONAL, PACKED
 from lawson._errors import InvalidArgumentError
+from lawson.torch._attention_sharding import is_distributed, seed_of_shard
 
 _WORDS = (*DENSE, "thd")
 _LAYOUTS = f"{', '.join(_WORDS)}, three of these joined by '_', or {', '.join(PACKED)}"
@@ -356,4 +357,6 @@ def seeds(q: Tensor, generator: torch.Generator | None = None) -> tuple[Tensor, 
     drawn = torch.randint(
         0, (1 << 63) - 1, (4,), dtype=torch.int64, device=q.device, generator=generator
     )
+    if is_distributed(q):
+        drawn = seed_of_shard(q, drawn)
     return drawn[0:1], drawn[2:3]  # 16 bytes apart, as plans take them

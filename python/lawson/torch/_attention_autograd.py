@@ -182,9 +182,9 @@ def _of_log_sum(
     like_o = [letter for letter in setup.dims("o") if letter != "e"]
     order = [dims.index(letter) for letter in like_o]
     stacked = torch.stack([column.permute(order) for column in columns], -1)
-    room = o.shape[-1] - len(columns)
-    dout = torch.nn.functional.pad(stacked, (0, room))
-    out = torch.nn.functional.pad(-torch.ones_like(stacked), (0, room))
+    rest = torch.zeros_like(o[..., len(columns) :])
+    dout = torch.cat([stacked, rest], -1)
+    out = torch.cat([-torch.ones_like(stacked), rest], -1)
     operands["v"] = torch.zeros_like(operands["v"])
     results = run(*operands.values(), out, stats, dout)
     for name, gradient in zip(setup.backward_results(), results, strict=True):

@@ -21,6 +21,7 @@ from lawson._errors import UnsupportedError
 from lawson.torch import _attention_ops as ops
 from lawson.torch._attention_autograd import Attend, Pair, refuse_gradients, training_setup
 from lawson.torch._attention_run import Runner, device_of
+from lawson.torch._attention_sharding import is_distributed
 
 ops.register()
 
@@ -201,6 +202,7 @@ def attend(
     recorded = wants_gradient(operands)
     tensors = list(operands.values())
     if is_traced() or where == "meta" or not is_plain(tensors):
+        is_distributed(operands["q"])
         return _traced(operands, static, recorded)
     values = tuple(static[name] for name in STATIC)
     outs = ["o"]

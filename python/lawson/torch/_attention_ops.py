@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad as forward_ad
 from torch import Tensor
 from torch._functorch.utils import enable_single_level_autograd_function
+from torch.autograd import forward_ad
 
 from lawson._attention_setup import OPTIONAL, Setup
 from lawson._errors import UnsupportedError
@@ -225,13 +225,15 @@ def _below_autograd(which: str, keys: Any, arguments: Sequence[Any]) -> Any:
         return OPS[which].redispatch(keys & torch._C._after_autograd_keyset, *arguments)
 
 
+_dual: Any = forward_ad.unpack_dual
+
+
 def _autograd(which: str, function: Any) -> Callable[..., Any]:
     """The operator's kernel for autograd; that of torch.library has no torch.func.grad."""
 
     def kernel(keys: Any, *arguments: Any) -> Any:
         if forward_ad._current_level >= 0 and any(
-            isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None
-            for x in arguments
+            isinstance(x, Tensor) and _dual(x).tangent is not None for x in arguments
         ):
             raise UnsupportedError(f"attention ({which} pass): {autograd.NO_DERIVATIVE}")
         if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
