@@ -21,20 +21,29 @@ from lawson.torch._sdpa import scaled_dot_product_attention
 _THEIRS = torch.nn.functional.scaled_dot_product_attention
 _MULTI_HEAD = torch.nn.functional.multi_head_attention_forward
 
+# Functions that torch asks the mode about run without it. Of those that call attention themselves,
+# or run what users wrote (checkpoints), there are copies, which look some names up elsewhere.
 
-def _multi_head(attention: Callable[..., Any]) -> Callable[..., Any]:
-    """torch's multi_head_attention_forward over another attention.
 
-    It is one of the functions that the mode is asked about, and while it runs for the mode the mode
-    is not asked about those that it calls.
-    """
-    names = {**_MULTI_HEAD.__globals__, "scaled_dot_product_attention": attention}
-    del names["__name__"]  # by which torch.compile would find the module's own globals
-    made = types.FunctionType(
-        _MULTI_HEAD.__code__, names, _MULTI_HEAD.__name__, _MULTI_HEAD.__defaults__
-    )
-    made.__kwdefaults__ = _MULTI_HEAD.__kwdefaults__
+def _copy(function: Callable[..., Any], **names: Any) -> Callable[..., Any]:
+    known: Any = function
+    elsewhere = {**known.__globals__, **names}
+    del elsewhere["__name__"]  # by which torch.compile would find the module's own names
+    made = types.FunctionType(known.__code__, elsewhere, known.__name__, known.__defaults__)
+    made.__kwdefaults__ = known.__kwdefaults__
     return made
+
+
+def _nobody(*objects: Any) -> bool:
+    """Nobody is to be asked: the mode was."""
+    return False
+
+
+_ASKS = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
+_ENGINE = {
+    function: _copy(function, **dict.fromkeys(_ASKS, _nobody))
+    for function in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
+}
 
 
 class patch(TorchFunctionMode):
@@ -56,7 +65,8 @@ class patch(TorchFunctionMode):
     def __init__(self, **options: Any) -> None:
         super().__init__()
         self.options = options
-        self.multi_head = _multi_head(functools.partial(scaled_dot_product_attention, **options))
+        attention = functools.partial(scaled_dot_product_attention, **options)
+        self.multi_head = _copy(_MULTI_HEAD, scaled_dot_product_attention=attention)
 
     def __torch_function__(
         self,
@@ -71,4 +81,7 @@ class patch(TorchFunctionMode):
             return scaled_dot_product_attention(*args, **{**self.options, **kwargs})
         if func is _MULTI_HEAD:
             return self.multi_head(*args, **kwargs)
+        if func in _ENGINE:
+            with self:
+                return _ENGINE[func](*args, **kwargs)
         return func(*args, **kwargs)

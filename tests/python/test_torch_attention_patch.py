@@ -1,0 +1,186 @@
+"""`with lawson.torch.patch()`: whose attention runs, under which name, where and how long."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention as imported_before
+from torch.utils.checkpoint import checkpoint
+
+import lawson
+from lawson.torch import _attention_run, patch
+from torch_attention_calls import Call, check
+
+CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
+
+
+@pytest.fixture(autouse=True)
+def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """The engines of the passes that ran, in order."""
+    monkeypatch.setenv("LAWSON_ENGINE", "cpu")
+    torch.manual_seed(0)
+    ran: list[str] = []
+    call = _attention_run.Runner.__call__
+
+    def watched(self: Any, *tensors: Any) -> Any:
+        found = call(self, *tensors)
+        ran.append(f"{self.which} {self._call.prepared()[0].engine}")
+        return found
+
+    monkeypatch.setattr(_attention_run.Runner, "__call__", watched)
+    yield ran
+
+
+def test_every_name_of_the_function_is_routed(runs: list[str]) -> None:
+    q = torch.randn(2, 4, 9, 16)
+    expected = imported_before(q, q, q)
+    assert runs == []
+    with patch():
+        for call in (
+            imported_before,
+            F.scaled_dot_product_attention,
+            torch.nn.functional.scaled_dot_product_attention,
+            torch._C._nn.scaled_dot_product_attention,
+        ):
+            torch.testing.assert_close(call(q, q, q), expected, **CLOSE)
+    assert runs == ["forward cpu"] * 4
+    imported_before(q, q, q)
+    assert len(runs) == 4
+
+
+@pytest.mark.parametrize("train", [False, True])
+@pytest.mark.parametrize("masked", [False, True])
+def test_torchs_own_modules_are_routed(train: bool, masked: bool, runs: list[str]) -> None:
+    layer = nn.TransformerEncoderLayer(32, 4, 64, dropout=0.0, batch_first=True).train(train)
+    x = torch.randn(2, 5, 32)
+    mask = nn.Transformer.generate_square_subsequent_mask(5) if masked else None
+    with torch.set_grad_enabled(train):
+        expected = layer(x, src_mask=mask)
+        with patch():
+            found = layer(x, src_mask=mask)
+    torch.testing.assert_close(found, expected, **CLOSE)
+    assert runs == ["forward cpu"]
+    attention = nn.MultiheadAttention(32, 4, batch_first=True).train(train)
+    with patch():
+        attention(x, x, x, need_weights=False)
+    assert len(runs) == 2
+
+
+def test_padding_of_a_whole_sequence_gives_numbers(runs: list[str]) -> None:
+    """A row without any key, which multi-head attention makes of a padded sequence."""
+    attention = nn.MultiheadAttention(32, 4, batch_first=True)
+    x = torch.randn(2, 5, 32, requires_grad=True)
+    padding = torch.tensor([[False] * 5, [True] * 5])
+    with patch():
+        y, _ = attention(x, x, x, key_padding_mask=padding, need_weights=False)
+    y.sum().backward()
+    assert y.isfinite().all() and x.grad is not None and x.grad.isfinite().all()
+    assert runs == ["forward cpu", "backward cpu"]
+
+
+def test_nested_contexts_and_options(runs: list[str]) -> None:
+    q = torch.randn(2, 4, 9, 16)
+    with patch(engine="reference"):
+        F.scaled_dot_product_attention(q, q, q)
+        with patch(engine="cpu"):
+            F.scaled_dot_product_attention(q, q, q)
+        F.scaled_dot_product_attention(q, q, q)
+    assert runs == ["forward reference", "forward cpu", "forward reference"]
+
+
+def test_another_thread_goes_on_with_torchs(runs: list[str]) -> None:
+    q = torch.randn(2, 4, 9, 16)
+    inside, outside = threading.Event(), threading.Event()
+
+    def other() -> None:
+        assert inside.wait(30)
+        F.scaled_dot_product_attention(q, q, q)
+        outside.set()
+
+    thread = threading.Thread(target=other)
+    thread.start()
+    with patch():
+        inside.set()
+        assert outside.wait(30)
+        assert runs == []
+        F.scaled_dot_product_attention(q, q, q)
+    thread.join()
+    assert runs == ["forward cpu"]
+
+
+def test_an_exception_leaves_nothing_behind(runs: list[str]) -> None:
+    q = torch.randn(2, 4, 9, 16)
+    with pytest.raises(lawson.InvalidArgumentError), patch():
+        F.scaled_dot_product_attention(q, q, q, dropout_p=2.0)
+    F.scaled_dot_product_attention(q, q, q)
+    assert runs == []
+
+
+def test_what_is_refused_raises() -> None:
+    """Nothing goes back to torch's own."""
+    q = torch.randn(2, 4, 9, 16)
+    with patch(engine="cudnn"), pytest.raises(lawson.UnsupportedError):
+        F.scaled_dot_product_attention(q, q, q)
+
+
+def test_compiled_code_follows_the_context(runs: list[str]) -> None:
+    torch._dynamo.reset()
+    q = torch.randn(2, 4, 9, 16)
+    call = torch.compile(
+        lambda q: F.scaled_dot_product_attention(q, q, q), fullgraph=True, backend="aot_eager"
+    )
+    call(q)
+    assert runs == []
+    for _ in range(2):
+        with patch():
+            call(q)
+        call(q)
+    assert runs == ["forward cpu"] * 2
+    attention = nn.MultiheadAttention(32, 4, batch_first=True)
+    compiled = torch.compile(attention, fullgraph=True, backend="aot_eager")
+    x = torch.randn(2, 5, 32)
+    with patch():
+        compiled(x, x, x, need_weights=False)[0].sum().backward()
+    assert runs[2:] == ["forward cpu", "backward cpu"]
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_checkpoint_inside_is_recomputed_inside(reentrant: bool, runs: list[str]) -> None:
+    q = torch.randn(2, 4, 9, 16, requires_grad=True)
+    with patch():
+        y = checkpoint(F.scaled_dot_product_attention, q, q, q, use_reentrant=reentrant)
+        y.sum().backward()
+    assert runs == ["forward cpu", "forward cpu", "backward cpu"]
+
+
+# Sizes and scores for which a fused backward of torch 2.11 makes NaN on an H200.
+@pytest.mark.parametrize("length", [128, 192, 320])
+@pytest.mark.parametrize(
+    ("kind", "shift"), [("float", 0), ("float", -200), ("bool", 200), ("none", 200)]
+)
+def test_large_and_small_scores_stay_finite_and_right(
+    length: int, kind: str, shift: int, runs: list[str]
+) -> None:
+    q, k, v, do = (torch.randn(1, 2, length, 64, dtype=torch.bfloat16) for _ in range(4))
+    mask = None
+    if kind == "float":
+        mask = torch.full((1, 2, length, length), float(shift), dtype=torch.bfloat16)
+    else:
+        q, k = q.abs() + shift / 8, -k.abs() - 1
+        if kind == "bool":
+            mask = torch.ones(1, 1, length, length, dtype=torch.bool).tril()
+    for x in (q, k, v):
+        x.requires_grad_()
+
+    def patched(*args: Any, **kwargs: Any) -> Any:
+        with patch():
+            return F.scaled_dot_product_attention(*args, **kwargs)
+
+    check(Call(q, k, v, mask, False, None, False, do, kind), patched)
+    assert runs == ["forward cpu", "backward cpu"]
