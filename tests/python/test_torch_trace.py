@@ -342,6 +342,17 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
         ),
         (torch.randn(2, 3, 3, 5, dtype=D), torch.randn(2, 3, 5, 3, dtype=D)),
     ),
+    "slices with gradients": (
+        lambda x, y: (
+            (x * y)[:, ::2].sin() * 2,
+            (x + y)[1:3].sum(0),
+            x.detach()[:, 1] * y[:, 1:4:2].sum(),
+            torch.slice_scatter(x, y[:, :2], 1, 1, 3),
+            torch.slice_scatter(x, y[:, :3], 1, 0, 6, 2),
+            torch.select_scatter(x, y[0], 0, 2),
+        ),
+        (X, Y),
+    ),
     "in place": (
         lambda x: ((x * 2).add_(1).mul_(x), (x + 0).clamp_(0), F.relu(x * 2, inplace=True)),
         (X,),

@@ -30,7 +30,6 @@ _HINTS = {
     "index": "a slice with constant bounds; or the indexing outside of the fusion",
     "gather": "a slice with constant bounds; or the gather outside of the fusion",
     "scatter": "torch.where with torch.arange; or the scatter outside of the fusion",
-    "select_scatter": "torch.where with torch.arange", "slice_scatter": "torch.cat",
     "flip": "the flip outside of the fusion",
     "sort": "the sort outside of the fusion", "topk": "torch.topk outside of the fusion",
     "rand": "random numbers as an argument", "bernoulli": "the dropout outside of the fusion, or random numbers as an argument",

@@ -10,7 +10,7 @@ import torch
 
 from lawson._graph.pointwise import compare, converted, pointwise, select
 from lawson._graph.reductions import any_or_all, reduced
-from lawson._graph.values import Operand, Value, const
+from lawson._graph.values import Const, Operand, Value, const
 from lawson._graph.views import iota, padded, parts, tiled
 from lawson.torch._trace import Call, Walk
 from lawson.torch._trace_ops import rule
@@ -125,6 +125,42 @@ def _pad(walk: Walk, call: Call, x: Any, pad: Sequence[int], value: Any = 0) -> 
     pairs = [(pad[i], pad[i + 1], 0) for i in range(0, len(pad), 2)]
     config = [(0, 0, 0)] * (len(x.shape) - len(pairs)) + pairs[::-1]
     return padded(walk, x, const(value, x.dtype), config)
+
+
+@rule("slice_scatter")
+def _slice_scatter(
+    walk: Walk, call: Call, x: Any, source: Any, dim: int = 0, start: Any = None, end: Any = None,
+    step: int = 1,
+) -> Operand:  # fmt: skip
+    """``source`` in a slice of ``x``, as PyTorch differentiates slices."""
+    axis, size = dim % len(x.shape), x.shape[dim % len(x.shape)]
+    begin, stop, stride = slice(start, end, step).indices(size)
+    count = source.shape[axis]
+    source = converted(walk, source, x.dtype)
+    if not count or stop <= begin:
+        return x  # type: ignore[no-any-return]
+    last = begin + (count - 1) * stride
+    config = [
+        (begin, size - 1 - last, stride - 1) if i == axis else (0, 0, 0)
+        for i in range(len(x.shape))
+    ]
+    placed = padded(walk, source, const(0, x.dtype), config)
+    if isinstance(x, Const) and x.number == 0:
+        return placed
+    if stride == 1:
+        before, _, behind = parts(walk, x, axis, (begin, count, size - 1 - last))
+        kept = [p for p in (before, source, behind) if p.shape[axis]]
+        return walk.emit.concat(kept, axis)
+    inside = padded(walk, const(1, "f32", source.shape), const(0, "f32"), config)
+    return select(walk, compare(walk, "compare_gt", inside, const(0, "f32")), placed, x)
+
+
+@rule("select_scatter")
+def _select_scatter(walk: Walk, call: Call, x: Any, source: Any, dim: int, index: int) -> Operand:
+    axis = dim % len(x.shape)
+    at = index % x.shape[axis]
+    shape = tuple(1 if i == axis else n for i, n in enumerate(x.shape))
+    return _slice_scatter(walk, call, x, walk.emit.reshape(source, shape), axis, at, at + 1)  # type: ignore[no-any-return]
 
 
 @rule("arange")
