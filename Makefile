@@ -1,9 +1,10 @@
 # The two commands of a fresh machine are `make demo` and `make test`; each sets up what it needs.
-# CUDNN=off leaves out the cuDNN engine, PYTHON=off the Python package, and both with what they need
-# from PyPI.
+# CUDNN=off leaves out the cuDNN engine, PYTHON=off the Python package, TORCH=off its tests with
+# PyTorch, each with what it needs from PyPI.
 CUDNN ?= on
 PYTHON ?= on
-export CUDNN PYTHON
+TORCH ?= on
+export CUDNN PYTHON TORCH
 export LAWSON_GOAL = $(firstword $(MAKECMDGOALS))
 
 MODELS ?= $(addprefix examples/models/, llama-3.1-8b.json deepseek-v3.json gemma-2-9b.json gpt-oss-20b.json)
@@ -14,6 +15,7 @@ TARGETS ?= v100,a100,l40s,h200,b200
 
 help: ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' Makefile
+	@echo "  TORCH=off with any of them: without PyTorch (3 GB) and the tests that need it"
 	@echo "  PYTHON=off with any of them: without the Python package"
 	@echo "  CUDNN=off with any of them: only the reference and CPU engines; with PYTHON=off nothing from PyPI"
 

@@ -7,16 +7,13 @@ deps=$root/build/deps
 venv=$root/.venv
 cd "$root"
 
-case ${CUDNN:=on} in
-  on | off) ;;
-  *) echo "CUDNN=$CUDNN: expected on or off" >&2; exit 2 ;;
-esac
-export CUDNN
-case ${PYTHON:=on} in
-  on | off) ;;
-  *) echo "PYTHON=$PYTHON: expected on or off" >&2; exit 2 ;;
-esac
-export PYTHON
+for switch in CUDNN PYTHON TORCH; do
+  case ${!switch:=on} in
+    on | off) ;;
+    *) echo "$switch=${!switch}: expected on or off" >&2; exit 2 ;;
+  esac
+  export "${switch?}"
+done
 
 # Tools that set-up put into .venv, and headers that it unpacked without root, are found by these.
 [ ! -d "$venv/bin" ] || export PATH="$venv/bin:$PATH"
