@@ -9,8 +9,11 @@ _torch.connect()
 
 from lawson.torch._attention import attention
 from lawson.torch._fusion import Fusion, fusion
+from lawson.torch._huggingface import register_when_imported
 from lawson.torch._inspect import inspect
 from lawson.torch._patch import patch
 from lawson.torch._sdpa import scaled_dot_product_attention
 
 __all__ = ["Fusion", "attention", "fusion", "inspect", "patch", "scaled_dot_product_attention"]
+
+register_when_imported()
