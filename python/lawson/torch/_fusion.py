@@ -474,8 +474,13 @@ def innermost(function: Any) -> Any:
 
 
 def name_of(function: Any) -> str:
-    """Of a function, of what a ``functools.partial`` binds, or of the class of a callable."""
+    """Of a function (of a method with its class), of what a ``functools.partial`` binds, or of the
+    class of a callable."""
     function = innermost(function)
+    if isinstance(function, (types.FunctionType, types.MethodType)):
+        *outer, name = function.__qualname__.split(".")
+        if outer and outer[-1] != "<locals>":
+            return f"{outer[-1]}.{name}"
     name = getattr(function, "__name__", None) or type(function).__name__
     return re.sub(r"\W+", "_", str(name)).strip("_") or "fusion"
 
