@@ -51,6 +51,11 @@ class Fusion:
         self.asked: list[tuple[Any, ...]] = []
         self.call = _torch.Call(self.describe, capacity)
 
+    @staticmethod
+    def alignment(tensor: Tensor) -> int:
+        """Bytes: what the plan is promised."""
+        return 16
+
     def describe(self, operands: tuple[Tensor | None, ...]) -> _torch.Prepared:
         self.asked.append(tuple(None if x is None else tuple(x.shape) for x in operands))
         x, y = operands
@@ -62,6 +67,7 @@ class Fusion:
                 "dtype": dtype,
                 "shape": list(each.shape),
                 "strides": list(contiguous(each.shape) if index in self.copies else each.stride()),
+                "alignment": self.alignment(each) if index not in self.copies else 16,
             }
             for index, (name, each) in enumerate((("x", x), ("y", y)))
         ]
@@ -439,6 +445,27 @@ def test_alignment_is_part_of_the_form() -> None:
     copying.check(aligned, odd)
     copying.check(aligned, odd.t())
     assert copying.asked == [((8, 8), (8, 8))] * 2
+
+
+def test_a_plan_gets_the_alignment_that_it_was_promised() -> None:
+    class Promising(Fusion):
+        @staticmethod
+        def alignment(tensor: Tensor) -> int:
+            address = tensor.data_ptr()
+            return math.gcd(address, 16)
+
+    fusion = Promising()
+    memory = draw(11, (80,))[0]
+    assert memory.data_ptr() % 32 == 0
+    whole = memory[:64].clone()
+    for offset, descriptions in ((1, 1), (3, 1), (2, 2), (6, 2), (4, 3), (8, 3), (5, 3)):
+        fusion.check(whole, memory[offset : offset + 64])
+        assert len(fusion.asked) == descriptions, offset
+    prepared = Promising().describe((memory[4:8], memory[2:6]))
+    call = _torch.Call(lambda operands: prepared)
+    call(memory[:4], memory[6:10])
+    with pytest.raises(InvalidArgumentError, match=r"operand 1 \('y'\).*no multiple of 8 bytes"):
+        call(memory[:4], memory[1:5])
 
 
 def test_none_is_a_form_of_its_own() -> None:

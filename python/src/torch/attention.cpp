@@ -192,7 +192,7 @@ class PreparedAttention : public Prepared {
   mutable std::vector<std::unique_ptr<Handle>> idle_;
 };
 
-// As lawson._core.attention_plan finds it; during a capture only what the process has already.
+// As lawson._core.attention_plan finds it.
 nb::object load(const Graph& graph, const Description& description) {
   FuseOptions fuse;
   fuse.device = description.device_name;
@@ -200,17 +200,10 @@ nb::object load(const Graph& graph, const Description& description) {
   fuse.engines = {description.options.engine};
   fuse.options = description.options;
   fuse.options.engine.clear();
-  void* stream = nullptr;
-  if (description.device_name.starts_with("cuda")) {
-    const std::size_t colon = description.device_name.find(':');
-    const int index =
-        colon == std::string::npos ? 0 : std::stoi(description.device_name.substr(colon + 1));
-    stream = Torch::get().current_stream({kDLCUDA, index});
-  }
   std::unique_ptr<Fusion> loaded;
   {
     const nb::gil_scoped_release unlocked;
-    loaded = std::make_unique<Fusion>(graph, fuse, stream);
+    loaded = std::make_unique<Fusion>(graph, fuse);
   }
   return nb::cast(std::move(loaded));
 }

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <bit>
 #include <list>
 #include <optional>
 #include <span>
@@ -18,8 +19,10 @@
 namespace lawson::torch {
 
 inline constexpr std::size_t kMaxOperands = 64;
+inline constexpr std::uintptr_t kMostAlignment = 16;  // bytes
 
-// Place, dtype, shape, strides and alignment of each operand; None is one of its own.
+// Place, dtype, shape, strides and alignment (up to 16 bytes) of each operand; None is one of its
+// own.
 class Key {
  public:
   void add_none() { add(0); }
@@ -27,7 +30,7 @@ class Key {
   void add(const DLTensor& tensor) {
     const auto address = reinterpret_cast<std::uintptr_t>(tensor.data) + tensor.byte_offset;
     const auto rank = static_cast<std::size_t>(tensor.ndim);
-    add(1 | static_cast<std::uint64_t>(address % 16 == 0) << 1 |
+    add(1 | static_cast<std::uint64_t>(std::countr_zero(address | kMostAlignment)) << 1 |
         static_cast<std::uint64_t>(rank) << 4 |
         static_cast<std::uint64_t>(static_cast<std::uint8_t>(tensor.device.device_type)) << 8 |
         static_cast<std::uint64_t>(static_cast<std::uint16_t>(tensor.device.device_id)) << 16 |

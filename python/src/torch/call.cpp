@@ -65,10 +65,23 @@ Place place_of(const Operands& operands) {
   refuse("every operand is None; expected a tensor");
 }
 
+// What is described may build, load and allocate, which a captured stream does not survive.
+void refuse_capture(const Place& place) {
+  if (place.is_cpu()) return;
+  int is_capturing = 0;
+  detail::check(lawson_device_capturing(Device::find(place.name()).handle(),
+                                        Torch::get().current_stream(place), &is_capturing));
+  if (is_capturing == 0) return;
+  refuse(
+      "the stream is being captured, and operands of such device, dtypes, shapes, strides and "
+      "alignment are new here: nothing is built or loaded during a capture; run it once before");
+}
+
 // Asks Python. Another thread may have been there meanwhile: then the first is kept.
 // `views` are the operands'.
 Kept describe(CallObject& call, const Operands& operands, std::span<DLTensor> views,
               const Key& key) {
+  refuse_capture(place_of(operands));
   nb::object arguments = nb::steal(PyTuple_New(static_cast<Py_ssize_t>(operands.views.size())));
   if (!arguments.is_valid()) nb::raise_python_error();
   for (std::size_t i = 0; i < operands.views.size(); ++i) {

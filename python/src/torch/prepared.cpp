@@ -21,6 +21,13 @@ std::string wanted_text(const TensorInfo& tensor) {
                          tensor.strides});
 }
 
+void check_alignment(const TensorInfo& tensor) {
+  if (tensor.alignment >= 1 && tensor.alignment <= static_cast<int>(kMostAlignment)) return;
+  refuse("tensor '" + tensor.name + "' of the plan has an alignment of " +
+         std::to_string(tensor.alignment) + " bytes; expected at most " +
+         std::to_string(kMostAlignment));
+}
+
 Layout contiguous(Layout layout) {
   std::int64_t next = 1;
   for (std::size_t i = layout.shape.size(); i-- > 0;) {
@@ -78,7 +85,10 @@ Prepared::Prepared(nb::object fusion, std::vector<Input> inputs, std::vector<Out
            " operands and outputs; this has " + std::to_string(inputs_.size()) + " and " +
            std::to_string(outputs_.size()));
   }
+  // Calls with operands of one form have this alignment in common, and no more.
+  for (const Input& input : inputs_) check_alignment(input.tensor);
   for (const Output& output : outputs_) {
+    check_alignment(output.tensor);
     if (!output.operand) continue;
     writes_in_place_ = true;
     if (is_copied(*output.operand)) {
@@ -121,7 +131,7 @@ void Prepared::check_operand(const Operands& operands, std::size_t index,
            wanted_text(wanted));
   }
   const auto address = reinterpret_cast<std::uintptr_t>(data_of(view));
-  if (address % 16 != 0 && wanted.alignment >= 16 && !is_copied(index)) {
+  if (address % static_cast<std::uintptr_t>(wanted.alignment) != 0 && !is_copied(index)) {
     refuse(operand_text(index, wanted) + " is at an address that is no multiple of " +
            std::to_string(wanted.alignment) + " bytes, as the plan needs it; copy it");
   }
