@@ -279,8 +279,8 @@ LAWSON_API lawson_status lawson_plan_keep(const lawson_plan* plan, const lawson_
                                           const lawson_options* options);
 
 typedef struct lawson_binding {
-  int64_t uid;
-  void* data; /* device memory; host memory for the CPU and for by-value tensors */
+  int64_t uid; /* each once */
+  void* data;  /* device memory; host memory for the CPU and for by-value tensors */
 } lawson_binding;
 
 /* Asynchronous on `stream` (a CUstream; NULL: the default stream) on a GPU; no build, allocation
@@ -307,7 +307,8 @@ LAWSON_API lawson_status lawson_plan_prepare_graph(const lawson_plan* plan, laws
 
 typedef struct lawson_bundle lawson_bundle;
 
-/* Replaces the file in one step. Of plans with one id the first is written. */
+/* Replaces the file in one step (of a symbolic link, what it points to). Of plans with one id the
+ * first is written. */
 LAWSON_API lawson_status lawson_bundle_write(const char* path, const lawson_plan* const* plans,
                                              size_t count);
 /* Adds to the bundle at `path`, in one step as well, or makes it. A plan of a given one's id is

@@ -154,12 +154,22 @@ inline Tensor iota(const Dims& shape, std::int64_t axis, lawson_dtype dtype = LA
   return tracer.result(tracer.add({"iota", {}, attributes.list(), 1, {file, line}}));
 }
 
-// A scalar. Beside a tensor a plain number does as well.
-inline Tensor constant(double value, lawson_dtype dtype = LAWSON_DTYPE_F32,
-                       const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+// A scalar; an integer is less than 2^53. Beside a tensor a plain number does as well.
+template <typename T>
+requires(std::is_arithmetic_v<T>) inline Tensor
+    constant(T value, lawson_dtype dtype = LAWSON_DTYPE_F32, const char* file = __builtin_FILE(),
+             int line = __builtin_LINE()) {
   detail::Tracer& tracer = detail::Tracer::current("constant");
+  const auto number = static_cast<double>(value);
+  if constexpr (std::is_integral_v<T>) {
+    if (std::fabs(number) >= detail::kExactIntegers) {
+      throw Error(LAWSON_INVALID_ARGUMENT, detail::Place{file, line}.text() +
+                                               ": constant: " + std::to_string(value) +
+                                               " is not allowed; an integer is less than 2^53");
+    }
+  }
   detail::Attributes attributes;
-  attributes.number("value", value).dtype(dtype);
+  attributes.number("value", number).dtype(dtype);
   return tracer.result(tracer.add({"constant", {}, attributes.list(), 1, {file, line}}));
 }
 

@@ -2,11 +2,14 @@
 #include "plan/bundle.h"
 
 #include <array>
+#include <cerrno>
 #include <cstring>
+#include <filesystem>
 
 #include "capi/context.h"
 #include "capi/guard.h"
 #include "capi/handles.h"
+#include "plan/atomic_file.h"
 
 struct lawson_bundle {
   lawson::plan::Bundle bundle;
@@ -29,6 +32,20 @@ Result<std::vector<const Plan*>> read_plans(const char* path, const lawson_plan*
   return list;
 }
 
+// A symbolic link stays: the file that it points to is replaced, or made.
+Result<std::string> destination(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as Linux
+  std::filesystem::path found = path;
+  std::error_code code;
+  for (int links = 0; std::filesystem::is_symlink(found, code); ++links) {
+    if (links == kMostLinks) return plan::io_error(path, "cannot be written", ELOOP);
+    const std::filesystem::path next = std::filesystem::read_symlink(found, code);
+    if (code) return plan::io_error(path, "cannot be written", code.value());
+    found = found.parent_path() / next;
+  }
+  return found.string();
+}
+
 // 32 hex digits and a NUL.
 template <std::size_t N>
 void write_hash(std::string_view hash, char (&target)[N]) {
@@ -48,7 +65,8 @@ extern "C" {
 lawson_status lawson_bundle_write(const char* path, const lawson_plan* const* plans, size_t count) {
   return guard([&]() -> Status {
     LAWSON_TRY(const std::vector<const Plan*> list, read_plans(path, plans, count));
-    return plan::write_bundle(path, list);
+    LAWSON_TRY(const std::string file, destination(path));
+    return plan::write_bundle(file, list);
   });
 }
 
@@ -56,7 +74,8 @@ lawson_status lawson_bundle_append(const char* path, const lawson_plan* const* p
                                    size_t count) {
   return guard([&]() -> Status {
     LAWSON_TRY(const std::vector<const Plan*> list, read_plans(path, plans, count));
-    return plan::append_to_bundle(path, list);
+    LAWSON_TRY(const std::string file, destination(path));
+    return plan::append_to_bundle(file, list);
   });
 }
 

@@ -96,6 +96,7 @@ struct lawson_plan {
 
   lawson::Plan plan;
   lawson::ir::Graph graph;
+  std::size_t operands = 0;  // tensors that an execution reads or writes, each bound once
   mutable std::mutex mutex;
   std::shared_ptr<const Executable> executable;  // null until loaded
 

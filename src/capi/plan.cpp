@@ -20,6 +20,8 @@ Result<std::unique_ptr<lawson_plan>> make_plan_handle(Plan plan) {
   auto handle = std::make_unique<lawson_plan>();
   handle->plan = std::move(plan);
   handle->graph = std::move(graph);
+  handle->operands = static_cast<std::size_t>(handle->graph.input_count) +
+                     static_cast<std::size_t>(handle->graph.output_count);
   return handle;
 }
 
@@ -38,7 +40,25 @@ Error with_all_reasons(Error error) {
   return error;
 }
 
-// Calls `use(loaded, bindings)` of a plan that is loaded.
+Status require_distinct(const lawson_plan& plan, std::span<const Binding> bound) {
+  for (std::size_t i = 0; i < bound.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (bound[j].uid != bound[i].uid) continue;
+      const auto tensors = static_cast<std::int64_t>(plan.graph.tensors.size());
+      const std::int64_t uid = bound[i].uid;
+      return invalid(
+          "bindings: uid {}{} is in bindings[{}] and bindings[{}]; expected once", uid,
+          uid < 1 || uid > tensors
+              ? std::string{}
+              : fmt::format(" ('{}')", plan.graph.tensor(static_cast<ir::TensorId>(uid - 1)).name),
+          j, i);
+    }
+  }
+  return {};
+}
+
+// Calls `use(loaded, bindings)` of a plan that is loaded. Where one uid is bound twice there are
+// more bindings than operands, or an operand lacks one: else nothing is looked for.
 template <typename Use>
 Status with_bindings(const lawson_plan* plan, const lawson_binding* bindings, std::size_t count,
                      const Use& use) {
@@ -48,9 +68,16 @@ Status with_bindings(const lawson_plan* plan, const lawson_binding* bindings, st
   if (executable == nullptr) {
     return invalid("plan {} is not loaded; call lawson_plan_load first", plan->plan.plan_id);
   }
-  const auto call = [&](std::span<Binding> bound) {
+  const auto call = [&](std::span<Binding> bound) -> Status {
     for (std::size_t i = 0; i < count; ++i) bound[i] = {bindings[i].uid, bindings[i].data};
-    return use(*executable->loaded, std::span<const Binding>{bound});
+    if (count > plan->operands) [[unlikely]] {
+      LAWSON_CHECK(require_distinct(*plan, bound));
+    }
+    Status status = use(*executable->loaded, std::span<const Binding>{bound});
+    if (!status.ok() && status.error().kind == ErrorKind::invalid_argument) [[unlikely]] {
+      LAWSON_CHECK(require_distinct(*plan, bound));
+    }
+    return status;
   };
   std::array<Binding, kUsualBindings> usual;  // no allocation for them
   if (count <= usual.size()) return call({usual.data(), count});

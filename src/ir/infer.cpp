@@ -143,7 +143,9 @@ Result<Results> infer_select(const Op& op, const Operands& in, std::optional<DTy
 Result<Results> infer_reduce(const Op& op, const Reduce& reduce, const Tensor& x,
                              std::optional<DType> dtype) {
   const auto rank = static_cast<std::int64_t>(x.shape.size());
-  if (reduce.axes.empty()) return wrong(op, "field 'axes' is empty; name at least one axis");
+  if (reduce.axes.empty() && rank > 0) {
+    return wrong(op, "field 'axes' is empty; name at least one axis");
+  }
   for (std::size_t i = 0; i < reduce.axes.size(); ++i) {
     const std::int64_t axis = reduce.axes[i];
     if (axis < 0 || axis >= rank || (i > 0 && axis <= reduce.axes[i - 1])) {

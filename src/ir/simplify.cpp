@@ -362,6 +362,7 @@ class Pass {
                        [&](const Reshape&) { return join<Reshape>(now, result); },
                        [&](const Broadcast&) { return join<Broadcast>(now, result); },
                        [&](const Slice&) { return slice(now, result); },
+                       [&](const Reduce& r) { return reduce(now, r); },
                        [&](const Clamp& c) { return clamp(now, c, result); },
                        [&](const Unary& u) { return unary(now, u, result); },
                        [&](const Binary& b) { return binary(now, b, result); },
@@ -408,6 +409,26 @@ class Pass {
     now.op = Constant{rounded};
     now.in.clear();
     return true;
+  }
+
+  // Over the one element of a tensor of rank 0.
+  bool reduce(Definition& now, const Reduce& reduce) const {
+    if (!tensor(now.in[0]).shape.empty()) return false;
+    switch (reduce.kind) {
+      case ReduceKind::sum:
+      case ReduceKind::mean:
+      case ReduceKind::max:
+      case ReduceKind::min:
+      case ReduceKind::prod:
+        now.op = Convert{};
+        return true;
+      case ReduceKind::amax:
+      case ReduceKind::norm1:
+      case ReduceKind::norm2:
+        now.op = Unary{UnaryKind::abs};
+        return true;
+    }
+    return false;
   }
 
   bool convert(Definition& now, const Tensor& result) const {

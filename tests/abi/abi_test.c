@@ -1,10 +1,13 @@
 /* The C ABI from C11: links every function, prints the layout (--layout), calls everything with
  * NULL, then once through the life of a spec, a graph, a verdict, a plan, a bundle and its data.
- *   abi_test FOLDER | abi_test --layout */
+ *   abi_test [FOLDER] | abi_test --layout
+ * Files are written to FOLDER, else to a folder of its own that does not stay. */
+#define _POSIX_C_SOURCE 200809L
 #include <lawson/lawson.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "fusion_abi.h"
 
@@ -566,10 +569,20 @@ int main(int argc, char** argv) {
   settings.struct_size = sizeof settings;
   settings.max_workers = 1;
   EXPECT_OK(lawson_configure(&settings));
-  diagnostics(argc > 1 ? argv[1] : ".");
+  char own[] = "/tmp/lawson-abi-test.XXXXXX";
+  const char* folder = argc > 1 ? argv[1] : mkdtemp(own);
+  EXPECT(folder != NULL);
+  if (folder == NULL) return 1;
+  diagnostics(folder);
   EXPECT(lawson_configure(&settings) == LAWSON_INVALID_ARGUMENT); /* too late */
   model();
   failures += fusion_calls();
+  if (argc <= 1) {
+    char path[512];
+    snprintf(path, sizeof path, "%s/abi-trace.json", folder);
+    EXPECT(remove(path) == 0);
+    EXPECT(rmdir(folder) == 0); /* nothing else is left there */
+  }
   printf("%d failures\n", failures);
   return failures == 0 ? 0 : 1;
 }

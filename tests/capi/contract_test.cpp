@@ -329,6 +329,14 @@ TEST(Plans, NeedLoadingAndAWorkspace) {
   with_null[0].data = nullptr;
   EXPECT_EQ(status_of([&] { plan.execute(with_null, aligned, plan.workspace_size()); }),
             LAWSON_INVALID_ARGUMENT);
+  auto twice = bindings;
+  twice.push_back(bindings[1]);
+  const std::string uid = "uid " + std::to_string(bindings[1].uid) + " ";
+  EXPECT_TRUE(has(message_of([&] { plan.execute(twice, aligned, plan.workspace_size()); }), uid));
+  twice.pop_back();
+  twice[0] = bindings[1];
+  const std::string told = message_of([&] { plan.execute(twice, aligned, plan.workspace_size()); });
+  EXPECT_TRUE(has(told, uid) && has(told, "bindings[0] and bindings[1]; expected once")) << told;
   if (plan.workspace_size() > 0) {
     EXPECT_EQ(status_of([&] { plan.execute(bindings, aligned, plan.workspace_size() - 1); }),
               LAWSON_INVALID_ARGUMENT);

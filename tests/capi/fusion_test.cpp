@@ -308,6 +308,43 @@ TEST(Fused, NumbersBesideIntegersAreExactOrRefused) {
   EXPECT_EQ(y[1], -3'000'000'000'002);
   EXPECT_ERROR((plus(std::int64_t{9'007'199'254'740'993}).graph({{i64, {2}}})),
                LAWSON_INVALID_ARGUMENT, "9007199254740993", "2^53");
+  const auto constant = [](auto number) {
+    return lawson::fuse(
+        [number](Tensor t) { return t + lawson::constant(number, LAWSON_DTYPE_I64); }, on_cpu());
+  };
+  constant(std::int64_t{9'007'199'254'740'991})({{x.data(), {2}}}, {{y.data(), {2}}});
+  EXPECT_EQ(y[1], 9'007'199'254'740'989);
+  constant(2.0)({{x.data(), {2}}}, {{y.data(), {2}}});
+  EXPECT_EQ(y[0], 3);
+  for (const std::int64_t large : {9'007'199'254'740'993, -9'007'199'254'740'993}) {
+    EXPECT_ERROR((constant(large).graph({{i64, {2}}})), LAWSON_INVALID_ARGUMENT,
+                 "fusion_test.cpp:", "constant: " + std::to_string(large), "less than 2^53");
+  }
+}
+
+TEST(Fused, AReductionOfOneNumberIsThatNumber) {
+  namespace l = lawson;
+  const auto fused = l::fuse(
+      [](Tensor x) {
+        const Tensor s = l::reduce_sum(x);  // of rank 0
+        return std::array{l::reduce_sum(s),   l::reduce_max(s),  l::reduce_min(s, {}, true),
+                          l::reduce_mean(s),  l::reduce_prod(s), l::reduce_amax(s),
+                          l::reduce_norm1(s), l::reduce_norm2(s)};
+      },
+      on_cpu());
+  Floats<2> x;
+  x.values[0] = -3;
+  x.values[1] = 1;
+  std::array<Floats<1>, 8> y;
+  fused({{x.data(), {2}}}, {{y[0].data(), {}},
+                            {y[1].data(), {}},
+                            {y[2].data(), {}},
+                            {y[3].data(), {}},
+                            {y[4].data(), {}},
+                            {y[5].data(), {}},
+                            {y[6].data(), {}},
+                            {y[7].data(), {}}});
+  for (std::size_t i = 0; i < y.size(); ++i) EXPECT_EQ(y[i].values[0], i < 5 ? -2 : 2) << i;
 }
 
 TEST(Fused, InputsMayHaveAnyNameAndBeNone) {

@@ -104,6 +104,26 @@ class Bundles(Case):
         self.expect(2, "compile", SEED, "--target", "cpu", "-o", self.folder, "--fresh")
         self.assertEqual(list(self.folder.iterdir()), [])
 
+    def test_a_link_stays_and_what_it_points_to_is_written(self):
+        (self.folder / "there").mkdir()
+        target = self.folder / "there" / "real.lawson"
+        self.bundle.symlink_to("middle")
+        (self.folder / "middle").symlink_to("there/real.lawson")
+        for specs, more, plans in (([SEED], (), 1), ([GELU], (), 2), ([GELU], ("--fresh",), 1)):
+            self.compile(0, *specs, *more)
+            self.assertEqual(os.readlink(self.bundle), "middle")
+            self.assertTrue(target.is_file() and not target.is_symlink())
+            read = self.expect(0, "run", specs[0], "--engine", "cpu", "--plan", target, "--json")
+            self.assertEqual(read.code, 0)
+            self.assertEqual([p.name for p in target.parent.iterdir()], ["real.lawson"])
+            if plans == 2:
+                self.expect(0, "run", SEED, "--engine", "cpu", "--plan", self.bundle)
+        loop = self.folder / "loop"
+        loop.symlink_to("loop")
+        error = self.expect(2, "compile", SEED, "--target", "cpu", "-o", loop, "--fresh", "--json")
+        self.assertIn(f"{loop}: cannot be written (", error.json["error"]["message"])
+        self.assertTrue(loop.is_symlink())
+
     def test_a_bundle_that_is_not_there(self):
         error = self.expect(2, "run", SEED, "--engine", "cpu", "--plan", self.bundle, "--json")
         self.assertEqual(error.json["error"]["kind"], "invalid_argument")

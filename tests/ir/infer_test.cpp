@@ -85,6 +85,8 @@ TEST(Infer, Reductions) {
   EXPECT_EQ(result_text(Reduce{ReduceKind::sum, {0, 2}, false}, {kF32}), "f32[3]");
   EXPECT_EQ(result_text(Reduce{ReduceKind::sum, {0, 2}, true}, {kF32}), "f32[1, 3, 1]");
   expect_refused(Reduce{ReduceKind::sum, {}, false}, {kF32}, {"axes"});
+  expect_refused(Reduce{ReduceKind::sum, {0}, false}, {tensor(DType::f32, {})}, {"axes"});
+  EXPECT_EQ(result_text(Reduce{ReduceKind::sum, {}, true}, {tensor(DType::f32, {})}), "f32[]");
   expect_refused(Reduce{ReduceKind::sum, {2, 0}, false}, {kF32}, {"ascending"});
   expect_refused(Reduce{ReduceKind::sum, {1, 1}, false}, {kF32}, {"unique"});
   expect_refused(Reduce{ReduceKind::sum, {3}, false}, {kF32}, {"[0, 3)"});

@@ -56,6 +56,14 @@ Names left(std::vector<Json> ops, bool strict = false) {
 TEST(Simplify, WhatChangesNoBitGoes) {
   const Names none;
   EXPECT_EQ(left({convert("x", "a", "f32")}), none);
+  const Json over_nothing{{"axes", Json::array()}};
+  for (const char* name :
+       {"reduce_sum", "reduce_mean", "reduce_max", "reduce_min", "reduce_prod"}) {
+    EXPECT_EQ(left({op(name, {"s"}, "a", over_nothing)}, true), none) << name;
+  }
+  for (const char* name : {"reduce_amax", "reduce_norm1", "reduce_norm2"}) {
+    EXPECT_EQ(left({op(name, {"s"}, "a", over_nothing)}, true), Names{"abs"}) << name;
+  }
   EXPECT_EQ(left({convert("h", "a", "f32"), convert("a", "c", "f16")}, true), none);
   EXPECT_EQ(left({convert("b", "a", "f32"), convert("a", "c", "f64")}), Names{"convert"});
   EXPECT_EQ(left({convert("n", "a", "i32"), convert("a", "c", "f32")}), Names{"convert"});

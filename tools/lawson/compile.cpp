@@ -106,13 +106,17 @@ class Earlier {
   Bundle bundle_;
 };
 
-// A new bundle takes its place beside it first: so does this file.
+// A new bundle takes its place beside it first (beside what a link points to): so does this file.
 void check_writable(const std::string& path) {
   std::error_code code;
   if (std::filesystem::is_directory(path, code)) {
     throw bad_input(fmt::format("{}: is a directory; expected the bundle to write", path));
   }
-  std::string trial = path + ".XXXXXX";
+  const std::filesystem::path there = std::filesystem::canonical(path, code);
+  if (code && code != std::errc::no_such_file_or_directory) {
+    throw bad_input(fmt::format("{}: cannot be written ({})", path, code.message()));
+  }
+  std::string trial = (code ? path : there.string()) + ".XXXXXX";
   const int file = ::mkstemp(trial.data());
   if (file < 0) {
     throw bad_input(fmt::format("{}: cannot be written ({})", path, std::strerror(errno)));
