@@ -55,7 +55,7 @@ def parts(document: dict[str, Any], builds: Callable[[dict[str, Any]], Any]) -> 
     except UnsupportedError:
         if len(roots) == 1:
             raise
-    slices = [_slice(document, [root], cuts) for root in roots]
+    slices = [_slice(document, together, cuts) for together in _together(document, roots)]
     built: list[Any] = []
     for group in _groups(slices):
         if len(group) == 1 and all(op["op"] in _GLUE for op in group[0]["ops"]):
@@ -70,6 +70,15 @@ def parts(document: dict[str, Any], builds: Callable[[dict[str, Any]], Any]) -> 
                 pass
         built.extend(builds(s) for s in group)
     return built
+
+
+def _together(document: dict[str, Any], roots: list[str]) -> list[list[str]]:
+    """Roots that are results of one op are of one part."""
+    producer = {r: results_of(op)[0] for op in document["ops"] for r in results_of(op)}
+    found: dict[str, list[str]] = {}
+    for root in roots:
+        found.setdefault(producer[root], []).append(root)
+    return list(found.values())
 
 
 def _wide_reductions(document: dict[str, Any]) -> dict[str, Any]:
@@ -113,6 +122,8 @@ def _cuts(document: dict[str, Any]) -> set[str]:
             reduced=kind.startswith("reduce_") or any(s.reduced for s in seen),
         )
         states.update(dict.fromkeys(results_of(op), state))
+        if len(results_of(op)) > 1:  # kernels of norms write all of their results
+            cuts.update(results_of(op))
     return cuts
 
 
