@@ -794,6 +794,24 @@ def test_the_table_under_its_former_name() -> None:
     assert said == "found\n"
 
 
+def test_a_torch_without_its_fast_ways_to_make_tensors() -> None:
+    said = in_new_process(
+        """
+import sys
+import torch
+del torch._C._dynamo.guards._empty_strided_cpu, torch._C._dynamo.guards._empty_strided_cuda
+sys.path.insert(0, sys.argv[1])
+from test_torch_core import Fusion, draw
+x, y = draw(6, (5, 7), (5, 7))
+print(Fusion(strides=(1, 5)).check(x, y).stride())
+x, y = draw(6, (), ())
+print(Fusion().check(x, y).stride())
+""",
+        str(Path(__file__).parent),
+    )
+    assert said == "(1, 5)\n()\n"
+
+
 def test_the_stub_has_what_the_module_has() -> None:
     text = (ROOT / "python/lawson/_torch.pyi").read_text(encoding="utf-8")
     classes = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}

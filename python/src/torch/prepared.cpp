@@ -66,9 +66,8 @@ Output read_output(nb::handle given, TensorInfo tensor, std::size_t index) {
   if (output.layout.shape.size() != output.layout.strides.size()) {
     refuse(what + ": " + describe(output.layout) + "; expected one stride for each dim");
   }
-  output.shape = tuple_of(output.layout.shape);
-  output.strides = tuple_of(output.layout.strides);
-  output.dtype = Torch::connect().dtype(output.layout.dtype->torch_name);
+  output.arguments = nb::make_tuple(tuple_of(output.layout.shape), tuple_of(output.layout.strides),
+                                    Torch::connect().dtype(output.layout.dtype->torch_name));
   return output;
 }
 
@@ -155,7 +154,6 @@ void Prepared::bind(const Operands& operands) {
              "; the plan writes " + wanted_text(output.tensor));
     }
   }
-  device_ = Torch::get().device(place);
   place_ = place;
 }
 
@@ -181,9 +179,7 @@ nb::object Prepared::run(const Operands& operands) const {
       made = nb::borrow(operands.objects[*output.operand]);
       addresses[count++] = data_of(operands.views[*output.operand]);
     } else {
-      const std::array<PyObject*, 4> arguments{output.shape.ptr(), output.strides.ptr(),
-                                               output.dtype.ptr(), device_.ptr()};
-      made = torch.empty_strided(arguments);
+      made = torch.make(*place_, output.arguments);
       addresses[count++] = torch.address(made);
     }
     PyTuple_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), made.release().ptr());

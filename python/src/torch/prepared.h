@@ -35,9 +35,7 @@ struct Output {
   TensorInfo tensor;
   std::optional<std::size_t> operand;
   Layout layout;
-  nb::object shape;  // arguments of torch.empty_strided
-  nb::object strides;
-  nb::object dtype;
+  nb::object arguments;  // of Torch::make
 };
 
 // The last argument of Prepared's constructors in Python: (shape, strides, dtype), or the index of
@@ -91,7 +89,6 @@ class Prepared {
   std::vector<std::size_t> copies_;
   bool writes_in_place_ = false;
   std::optional<Place> place_;
-  nb::object device_;  // torch.device
 };
 
 // Names say which attention params the operands are (lawson_attention_param in lower case; None: no

@@ -86,8 +86,10 @@ Torch::Torch(nb::module_ torch) {
   parameter_type_ = reinterpret_cast<PyTypeObject*>(
       nb::object{torch.attr("nn").attr("Parameter")}.release().ptr());
   is_neg_ = nb::object{tensor_type.attr("is_neg")}.release().ptr();
-  empty_strided_ = nb::object{torch.attr("empty_strided")}.release().ptr();
-  keywords_ = nb::make_tuple("dtype", "device").release().ptr();
+  const nb::object makers =
+      nb::getattr(nb::getattr(torch.attr("_C"), "_dynamo", nb::none()), "guards", nb::none());
+  make_on_cpu_ = nb::getattr(makers, "_empty_strided_cpu", nb::object{}).release().ptr();
+  make_on_gpu_ = nb::getattr(makers, "_empty_strided_cuda", nb::object{}).release().ptr();
   increment_version_ =
       nb::object{torch.attr("autograd").attr("graph").attr("increment_version")}.release().ptr();
   torch_ = torch.release().ptr();
@@ -113,10 +115,10 @@ void Torch::refuse_negated(std::size_t position) {
          " is a lazily negated view; expected one in memory: Tensor.resolve_neg()");
 }
 
-nb::object Torch::empty_strided(std::span<PyObject* const, 4> arguments) const {
-  PyObject* const made = PyObject_Vectorcall(empty_strided_, arguments.data(), 2, keywords_);
-  if (made == nullptr) nb::raise_python_error();
-  return nb::steal(made);
+nb::object Torch::empty_strided(const Place& place, const nb::object& arguments) const {
+  return nb::handle(torch_).attr("empty_strided")(arguments[0], arguments[1],
+                                                  nb::arg("dtype") = arguments[2],
+                                                  nb::arg("device") = device(place));
 }
 
 void* Torch::address(const nb::object& tensor) const {
@@ -197,12 +199,8 @@ Workspace::Workspace(const Place& place, std::size_t size) {
   }
   // The table has only a text; torch's own call raises the exception that its users wait for.
   memory_ = nullptr;
-  const nb::tuple shape = nb::make_tuple(bytes);
-  const nb::tuple strides = nb::make_tuple(1);
-  const nb::object dtype = Torch::get().dtype("uint8");
-  const nb::object device = Torch::get().device(place);
-  const std::array<PyObject*, 4> arguments{shape.ptr(), strides.ptr(), dtype.ptr(), device.ptr()};
-  Torch::get().empty_strided(arguments);
+  Torch::get().empty_strided(
+      place, nb::make_tuple(nb::make_tuple(bytes), nb::make_tuple(1), Torch::get().dtype("uint8")));
   throw Error(LAWSON_OUT_OF_MEMORY,
               "torch gave no workspace of " + std::to_string(size) + " bytes on " + place.name());
 }

@@ -1,6 +1,6 @@
 // What is used of torch: nothing is compiled or linked against it. Tensors cross by the table that
-// torch offers for DLPack's C exchange; outputs are made by torch.empty_strided, so that they are
-// as any other tensor (Tensor.record_stream ignores memory that came through DLPack).
+// torch offers for DLPack's C exchange; outputs are made by torch itself, so that they are as any
+// other tensor (Tensor.record_stream ignores memory that came through DLPack).
 //
 // All functions here need the interpreter's lock, and what they find lives as long as the process.
 #ifndef LAWSON_PYTHON_TORCH_TORCH_H_
@@ -62,8 +62,17 @@ class Torch {
     if (view.dtype.code == kDLFloat && is_negated(operand)) refuse_negated(position);
   }
 
-  // A tensor of torch's own making. `arguments`: shape, strides, dtype, device.
-  nb::object empty_strided(std::span<PyObject* const, 4> arguments) const;
+  // A tensor of torch's own making, on the host or on torch's current GPU. `arguments`: the tuple
+  // (shape, strides, dtype).
+  nb::object make(const Place& place, const nb::object& arguments) const {
+    PyObject* const function = place.is_cpu() ? make_on_cpu_ : make_on_gpu_;
+    if (function == nullptr) return empty_strided(place, arguments);
+    PyObject* const made = PyObject_Call(function, arguments.ptr(), nullptr);
+    if (made == nullptr) nb::raise_python_error();
+    return nb::steal(made);
+  }
+  // torch.empty_strided.
+  nb::object empty_strided(const Place& place, const nb::object& arguments) const;
   // The address of a tensor that is known to be plain.
   void* address(const nb::object& tensor) const;
   nb::object dtype(std::string_view name) const;
@@ -98,8 +107,10 @@ class Torch {
   PyTypeObject* tensor_type_ = nullptr;
   PyTypeObject* parameter_type_ = nullptr;
   PyObject* is_neg_ = nullptr;
-  PyObject* empty_strided_ = nullptr;
-  PyObject* keywords_ = nullptr;  // ("dtype", "device")
+  // What the code of torch.compile's own backend calls for its outputs, at half the cost of
+  // torch.empty_strided, which is for a torch without them.
+  PyObject* make_on_cpu_ = nullptr;
+  PyObject* make_on_gpu_ = nullptr;
   PyObject* increment_version_ = nullptr;
   PyObject* torch_ = nullptr;
 };
