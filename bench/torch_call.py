@@ -11,12 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import time
 from collections.abc import Callable
 
 import lawson
+import lawson.torch
 import torch
-from lawson import _core, _torch
+from lawson import InvalidArgumentError, _core, _torch
 from torch.nn import functional
 
 CALLS = 200
@@ -99,6 +101,24 @@ def microseconds(function: Callable[[], object], device: str, rounds: int) -> fl
     return best
 
 
+def check_capture(call: _torch.Call, operands: list[torch.Tensor]) -> None:
+    """That a captured call computes again when it is replayed, and that a new one is refused."""
+    (expected,) = call(*operands)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        (captured,) = call(*operands)
+        try:
+            call(*(x[:, :, :32] for x in operands))
+        except InvalidArgumentError as error:
+            refusal = str(error)
+        else:
+            raise AssertionError("a new shape was taken during a capture")
+    captured.zero_()
+    graph.replay()
+    torch.testing.assert_close(captured, expected, rtol=0, atol=0)
+    print(f"captured and replayed: the same bits; a new shape: {refusal}")
+
+
 def main() -> None:
     """Prints the table."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -108,7 +128,9 @@ def main() -> None:
     arguments = parser.parse_args()
     device, rounds = arguments.device, arguments.rounds
     print(f"lawson {lawson.__version__}, torch {torch.__version__}, device {device}")
-    if device != "cpu":
+    if device == "cpu":
+        os.environ.setdefault("LAWSON_ENGINE", "cpu")
+    else:
         print(torch.cuda.get_device_name(device), json.dumps(lawson.info()["engines"]))
         torch.cuda.set_device(device)
 
@@ -127,10 +149,15 @@ def main() -> None:
     torch.testing.assert_close(forward(q, k, v)[0], o)
     torch.testing.assert_close(fused(x, y)[0], (x + y).relu())
     backward(q, k, v, o, grad, stats)
+    if not on_cpu:
+        check_capture(forward, [q, k, v])
+    sdpa = lawson.torch.scaled_dot_product_attention
+    torch.testing.assert_close(sdpa(q, k, v), o)
     rows: list[tuple[str, _torch.Call | None, Callable[[], object]]] = [
         ("relu(x + y), lawson", fused, lambda: fused(x, y)),
         ("relu(x + y), torch", None, lambda: (x + y).relu_()),
         ("attention, lawson", forward, lambda: forward(q, k, v)),
+        ("lawson.torch.scaled_dot_...", None, lambda: sdpa(q, k, v)),
         (
             "attention, torch",
             None,
