@@ -336,6 +336,11 @@ def test_ragged_tensors_with_fewer_tokens_than_the_plan_has_room_for() -> None:
             got = o[start:end].transpose(0, 1)[None]
             oracle.check("o", got.numpy(), want.o, want.bound(np.float32))
     assert asked == 4 and len({p.plan_id for p in call.prepared()}) == 1  # one bucket
+    last = call.prepared()[0]
+    fixed = _torch.Call(lambda operands: last)
+    assert torch.equal(fixed(q, k, v, offsets, offsets)[0], o)
+    with pytest.raises(InvalidArgumentError, match=r"operand 0 \('q'\) is f32\[18,2,8\]"):
+        fixed(q[:-1], k, v, offsets, offsets)
 
 
 def test_what_is_written_in_place_is_returned_itself() -> None:

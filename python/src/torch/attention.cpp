@@ -88,7 +88,10 @@ class PreparedAttention : public Prepared {
                     std::vector<std::size_t> copies, Description description)
       : Prepared{std::move(fusion), std::move(inputs), std::move(outputs), std::move(copies)},
         description_{std::move(description)} {
-    for (const Input& input : this->inputs()) add(input.tensor);
+    for (const Input& input : this->inputs()) {
+      add(input.tensor);
+      is_ragged_ = is_ragged_ || input.tensor.name.starts_with("cu_seqlens");
+    }
     for (const Output& output : this->outputs()) add(output.tensor);
     std::unique_ptr<Handle> first = make_handle();
     const Plan found = first->params.plan();
@@ -117,24 +120,27 @@ class PreparedAttention : public Prepared {
   }
 
   // The operand's axes are in the order of its layout, the graph's in the logical one. Of a ragged
-  // batch the tensors may have fewer tokens and sequences than the plan has room for.
+  // batch the tensors may have fewer tokens and sequences than the plan has room for; then the
+  // handles are told so, and from the first operands on they stay as they are.
   bool accepts(const Layout& given, const TensorInfo& wanted) override {
-    if (same_memory(given, wanted)) return true;
-    const auto is_ragged = [](const Input& input) {
-      return input.tensor.name.starts_with("cu_seqlens");
-    };
-    if (std::none_of(inputs().begin(), inputs().end(), is_ragged)) return false;
-    const std::optional<lawson_tensor> less = shorter(given, wanted);
-    if (!less) return false;
-    const auto known = std::find_if(shorter_.begin(), shorter_.end(),
-                                    [&](const auto& one) { return one.first == param_of(wanted); });
-    if (known == shorter_.end()) {
-      shorter_.emplace_back(param_of(wanted), *less);
+    std::optional<lawson_tensor> less;
+    if (!same_memory(given, wanted)) {
+      if (is_ragged_) less = shorter(given, wanted);
+      if (!less) return false;
+    }
+    const auto [known, is_new] = described_.try_emplace(param_of(wanted), less);
+    if (!is_new) {
+      const auto shape = [](const std::optional<lawson_tensor>& tensor) {
+        return tensor ? std::span{tensor->shape, static_cast<std::size_t>(tensor->rank)}
+                      : std::span<const std::int64_t>{};
+      };
+      return std::ranges::equal(shape(less), shape(known->second));
+    }
+    if (less) {
       const std::lock_guard lock{mutex_};
       idle_.clear();
-      return true;
     }
-    return std::equal(less->shape, less->shape + less->rank, known->second.shape);
+    return true;
   }
 
   void check_place(const Place& place) const override {
@@ -181,13 +187,17 @@ class PreparedAttention : public Prepared {
       handle->params.tensor(param, nullptr);
       handle->pointers.push_back({param, nullptr});
     }
-    for (const auto& [param, tensor] : shorter_) handle->params.tensor(param, tensor);
+    for (const auto& [param, tensor] : described_) {
+      if (tensor) handle->params.tensor(param, *tensor);
+    }
     return handle;
   }
 
   Description description_;
   std::vector<lawson_attention_param> params_;  // of inputs, then of outputs
-  std::vector<std::pair<lawson_attention_param, lawson_tensor>> shorter_;
+  bool is_ragged_ = false;
+  // Nothing where a tensor is as the graph says.
+  std::map<lawson_attention_param, std::optional<lawson_tensor>> described_;
   mutable std::mutex mutex_;
   mutable std::vector<std::unique_ptr<Handle>> idle_;
 };
