@@ -22,6 +22,7 @@ struct Resolved {
   std::vector<Operand> operands;
   std::int64_t scale_uid = 0;  // 0: none
   double scale = 1;
+  bool wide_scale = false;
   std::int64_t sequences_uid = 0;
   std::int64_t sequences = 0;  // of the config
   std::int64_t room = 0;       // the most sequences that plan and tensors have room for
@@ -105,6 +106,7 @@ class Binder {
     if (tensor.name == "scale") {
       result_.scale_uid = ir::Graph::uid(id);
       result_.scale = value;
+      result_.wide_scale = tensor.dtype == DType::f64;
     } else if (tensor.name == "sequences") {
       result_.sequences_uid = ir::Graph::uid(id);
       result_.sequences = static_cast<std::int64_t>(value);
@@ -281,8 +283,12 @@ Status run(const AttentionParams& params, plan::Planner& planner, void* workspac
     if (!operand.is_empty) LAWSON_CHECK(check_address(operand, data));
     bindings[count++] = {operand.uid, data};
   }
-  auto scale = static_cast<float>(std::isnan(params.scale) ? resolved->scale : params.scale);
-  if (resolved->scale_uid != 0) bindings[count++] = {resolved->scale_uid, &scale};
+  double scale = std::isnan(params.scale) ? resolved->scale : params.scale;
+  auto narrow = static_cast<float>(scale);
+  if (resolved->scale_uid != 0) {
+    void* const given = resolved->wide_scale ? static_cast<void*>(&scale) : &narrow;
+    bindings[count++] = {resolved->scale_uid, given};
+  }
   if (resolved->sequences_uid == 0 && params.sequences >= 0) {
     return invalid("attribute 'sequences': {} is for a ragged batch, and the config is dense",
                    params.sequences);

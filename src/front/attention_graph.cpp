@@ -86,7 +86,7 @@ class GraphMaker {
     LAWSON_TRY(in[Slot::v], input("v", 'v', spec_.dtype));
     LAWSON_TRY(
         in[Slot::scale],
-        by_value("scale", DType::f32,
+        by_value("scale", spec_.dtype == DType::f64 ? DType::f64 : DType::f32,
                  spec_.scale.value_or(1.0 / std::sqrt(static_cast<double>(spec_.head_dim_qk)))));
     LAWSON_CHECK(scores(in));
     LAWSON_CHECK(lengths(in));

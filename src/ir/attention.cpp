@@ -184,7 +184,8 @@ class Checker {
   Status check_scores() const {
     const AttentionGeometry& g = geometry_;
     if (has(Slot::scale)) {
-      LAWSON_CHECK(require(*in_[Slot::scale], "scale", {1, 1, 1, 1}, DType::f32));
+      const DType wide = in_[Slot::q]->dtype == DType::f64 ? DType::f64 : DType::f32;
+      LAWSON_CHECK(require(*in_[Slot::scale], "scale", {1, 1, 1, 1}, wide));
       if (!in_[Slot::scale]->by_value) return wrong("scale must be a by-value scalar");
     }
     for (const auto slot : {Slot::bias, Slot::mask}) {

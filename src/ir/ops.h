@@ -235,7 +235,7 @@ struct AttentionSlots {
     q,
     k,
     v,
-    scale,                 // by-value f32 [1,1,1,1]; absent: 1
+    scale,                 // by-value f32 (f64 with q of f64) [1,1,1,1]; absent: 1
     bias,                  // float [b|1,h|1,sq|1,skv|1] (ragged, paged: the maxima)
     seqlen_q,              // i32 [b,1,1,1]
     seqlen_kv,             // i32 [b,1,1,1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from typing import Any
 
 import jax
@@ -601,7 +602,7 @@ def test_another_platform_is_a_typed_error() -> None:
 def test_f64_where_jax_has_it() -> None:
     with jax.enable_x64(True):
         q, k, v = (
-            jnp.asarray(np.random.default_rng(i).standard_normal((1, 5, 2, 16))) for i in range(3)
+            jnp.asarray(np.random.default_rng(i).standard_normal((1, 5, 2, 24))) for i in range(3)
         )
         assert q.dtype == jnp.float64
         o, lse = dot_product_attention(q, k, v, return_residual=True, is_causal=True)
@@ -610,7 +611,7 @@ def test_f64_where_jax_has_it() -> None:
     answer = oracle.Attention(
         *(np.asarray(x).transpose(0, 2, 1, 3) for x in (q, k, v)),
         oracle.visible("causal", (-1, -1), [5], [5], 5, 5),
-        0.25,  # the scale is f32 whatever the arrays are: docs/spec.md
+        1 / math.sqrt(24),
     )
     np.testing.assert_allclose(
         np.asarray(o).transpose(0, 2, 1, 3), answer.o, rtol=1e-13, atol=1e-14

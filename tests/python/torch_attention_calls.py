@@ -104,8 +104,7 @@ class Call:
         grad_out = strided(rng, normal(*out), kinds[3])
         if rng.random() < 0.1:
             grad_out = normal(*(1 for _ in out)).expand(out)
-        exact = dtype == torch.float64  # a scale is f32
-        scale = float(rng.choice([0.5, 0.25] if exact else [0.3, 0.125]))
+        scale = float(rng.choice([0.3, 0.125]))
         drawn = None if rng.random() < 0.7 else scale
         named = f"{dtype} {shapes} {kinds} mask {None if mask is None else mask.shape} {causal}"
         call = Call(query, key, value, mask, causal, drawn, enable_gqa, grad_out, named)
@@ -219,6 +218,8 @@ class Call:
             unit=oracle.UNITS["float64"] if exact else oracle.F32,
         )
         dtype = DTYPES[self.query.dtype]
+        if self.query.is_cuda:  # kernels round the weights, and what comes back to them, to it
+            answer.error = answer.error + 2 * oracle.UNITS[dtype.name]
         found = answer.gradients(four(self.grad_out), None, dtype)
         bounds = {}
         for name, x in self.leaves().items():
