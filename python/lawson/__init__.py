@@ -12,18 +12,6 @@ run while it works.
 
 from __future__ import annotations
 
-from lawson._errors import (
-    CancelledError,
-    CudaError,
-    CudnnError,
-    Error,
-    InternalError,
-    InvalidArgumentError,
-    IOError_,
-    OutOfMemoryError,
-    UnavailableError,
-    UnsupportedError,
-)
 from lawson import _core
 from lawson._api import Plans, compile, explain, info, load, probe, save, stats, targets, trace
 from lawson._check import Check, Workload, check
@@ -37,6 +25,18 @@ from lawson._core import (
     TensorInfo,
     Verdict,
     configure,
+)
+from lawson._errors import (
+    CancelledError,
+    CudaError,
+    CudnnError,
+    Error,
+    InternalError,
+    InvalidArgumentError,
+    IOError_,
+    OutOfMemoryError,
+    UnavailableError,
+    UnsupportedError,
 )
 
 __version__: str = _core.version()

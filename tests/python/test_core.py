@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import lawson
 import pytest
+
+import lawson
 from lawson import _core
 from new_process import in_new_process
 

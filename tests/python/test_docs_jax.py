@@ -28,6 +28,7 @@ def test_examples(page: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_refusal_that_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAWSON_ENGINE", "cpu")
     import jax.numpy as jnp
+
     import lawson
     from lawson.jax import fusion
 

@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import lawson
 import numpy as np
 import pytest
 from jax import export, ffi
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import lawson
 from lawson import _core
 from lawson.jax import _runtime as runtime
 from new_process import in_new_process

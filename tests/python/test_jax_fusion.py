@@ -17,9 +17,10 @@ from typing import Any
 import jax
 import jax.export
 import jax.numpy as jnp
-import lawson
 import numpy as np
 import pytest
+
+import lawson
 from lawson import _core
 from lawson.jax import Fusion, cudnn_fusion, export_checks, fusion, inspect
 

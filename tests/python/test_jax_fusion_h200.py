@@ -10,9 +10,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import lawson
 import pytest
 from jax import lax
+
+import lawson
 from lawson.jax import fusion, inspect
 
 BF16, F16, F32, I8, F8 = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int8, jnp.float8_e4m3fn

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+
 from fusion_cases import Case, Ops, covers, random_case
 from lawson.jax import fusion
 

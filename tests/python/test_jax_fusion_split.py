@@ -12,9 +12,10 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import lawson
 import numpy as np
 import pytest
+
+import lawson
 from lawson import _core
 from lawson._graph.kernels import Kernel
 from lawson._graph.shapes import operands_of, results_of, types_of

@@ -8,10 +8,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import lawson
-import lawson.jax
 import numpy as np
 import pytest
+
+import lawson
+import lawson.jax
 
 
 def _has_gpu() -> bool:

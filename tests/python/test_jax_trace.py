@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import lawson
 import numpy as np
 import pytest
 from jax import lax
+
+import lawson
 from lawson import _core
 from lawson.jax import fusion, inspect
 from lawson.jax._trace import trace

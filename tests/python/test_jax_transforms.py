@@ -9,12 +9,13 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import lawson
 import numpy as np
 import pytest
 from jax import lax
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+
+import lawson
 from lawson.jax import fusion, inspect
 
 RNG = np.random.default_rng(8)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from new_process import in_new_process
 
 import lawson
 from lawson import _settings
+from new_process import in_new_process
 
 
 def test_what_frontends_share_imports_no_framework() -> None:
