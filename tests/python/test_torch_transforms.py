@@ -8,16 +8,17 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import lawson
 import pytest
 import torch
 import torch.nn.functional as F
-from lawson import _core
-from lawson.torch import fusion, inspect
 from torch import Tensor, nn
 from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 from torch.utils.checkpoint import checkpoint
+
+import lawson
+from lawson import _core
+from lawson.torch import fusion, inspect
 
 cpu = functools.partial(fusion, engines=["cpu"])
 torch.manual_seed(8)
@@ -429,7 +430,21 @@ def test_inference_mode_and_dispatch_modes() -> None:
     assert "lawson.fusion.default" in seen
 
 
-def test_deterministic_mode_and_default_dtype() -> None:
+def test_deterministic_algorithms() -> None:
+    x = torch.randn(3, 4)
+    fused = cpu(lambda x: x * 2)
+    plain = inspect(fused)(x)
+    torch.use_deterministic_algorithms(True)
+    try:
+        told = inspect(fused)(x)
+        close(fused(x), x * 2)
+    finally:
+        torch.use_deterministic_algorithms(False)
+    wanted = inspect(cpu(lambda x: x * 2, deterministic=True))(x)
+    assert told.key == wanted.key != plain.key == inspect(fused)(x).key
+
+
+def test_default_dtype() -> None:
     x = torch.randn(3, 4, dtype=D)
     fused = cpu(lambda x: x * torch.ones(4) + torch.arange(4.0))
     before = torch.get_default_dtype()

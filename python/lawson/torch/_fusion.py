@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import inspect
 import json
-import os
 import re
 import sys
 import threading
@@ -23,9 +22,9 @@ from lawson import _settings, _torch
 from lawson._errors import InvalidArgumentError
 from lawson._graph.kernels import Settings
 from lawson.torch._fusion_dynamo import marked
-from lawson.torch._fusion_op import apply, is_plain
+from lawson.torch._fusion_op import apply, is_plain, recorded
 from lawson.torch._fusion_program import Program, program
-from lawson.torch._fusion_run import code_of
+from lawson.torch._fusion_run import code_of, said
 from lawson.torch._trace_fx import Spec
 
 _KEPT = 256  # of one fusion: kinds of arguments, and programs of each
@@ -140,20 +139,28 @@ class _Site:
         self.unflatten: Callable[[Sequence[torch.Tensor]], Any] | None = None
         self._lock = threading.RLock()
         self._traced: collections.OrderedDict[Hashable, Traced] = collections.OrderedDict()
+        self._cores: dict[Hashable, Program] = {}  # of calls that autograd records
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
         first = self.first or self.traced(tensors)
+        form: Hashable = None
         if self.direct is not None:
             given = (*tensors, *first.captured()) if first.slots else tensors
-            if is_plain(given) and not (
-                torch.is_grad_enabled() and any(t.requires_grad for t in given)
-            ):
-                try:
-                    assert self.unflatten is not None
-                    return self.unflatten(self.direct(*given))
-                except _Otherwise:
-                    pass
+            if is_plain(given):
+                assert self.unflatten is not None
+                if not (torch.is_grad_enabled() and any(t.requires_grad for t in given)):
+                    with contextlib.suppress(_Otherwise):
+                        return self.unflatten(self.direct(*given))
+                else:
+                    form = tuple((t.shape, t.stride(), t.dtype, t.device) for t in given)
+                    core = self._cores.get(form)
+                    if core is not None:
+                        return self.unflatten(recorded(core, *given))
         traced = self.traced(tensors)
+        if form is not None and self._is_as(first, traced):
+            if len(self._cores) >= _KEPT:
+                self._cores.clear()
+            self._cores[form] = traced.program
         results = apply(traced.program, [*tensors, *traced.captured()])
         return pytree.tree_unflatten(results, traced.out_tree)
 
@@ -182,20 +189,26 @@ class _Site:
 
     def _describe(self, tensors: Sequence[Any]) -> _torch.Prepared:
         traced, first = self.traced(tensors[: self.count]), self.first
-        assert first is not None
-        same = traced.out_tree == first.out_tree and len(traced.slots) == len(first.slots)
-        if not (same and traced.is_direct and self._captures_the_same(traced, first)):
+        if first is None or not self._is_as(first, traced):
             raise _Otherwise
         single = code_of(traced.program).single
         if single is None:
             raise _Otherwise
         return single.describe(tensors)
 
-    def _captures_the_same(self, a: Traced, b: Traced) -> bool:
-        return all(
-            (p.holder is q.holder and p.key == q.key) if p is not None and q is not None else s is t
-            for p, q, s, t in zip(
-                a.slots, b.slots, a.program.captured, b.program.captured, strict=True
+    def _is_as(self, a: Traced, b: Traced) -> bool:
+        """Whether both are direct, with results and captured tensors alike."""
+        return (
+            a.is_direct
+            and b.is_direct
+            and a.out_tree == b.out_tree
+            and len(a.slots) == len(b.slots)
+            and not (a.swapped or b.swapped)
+            and all(
+                s is t if p is None or q is None else p.holder is q.holder and p.key == q.key
+                for p, q, s, t in zip(
+                    a.slots, b.slots, a.program.captured, b.program.captured, strict=True
+                )
             )
         )
 
@@ -236,9 +249,10 @@ class _Site:
         labels = [*self.labels, *(s.label for s in swapped)]
         more = tuple(Spec.of(s.tensor) for s in swapped)
         known = [(s.label, t) for s, t in zip(slots, own, strict=False)]
-        made = program(
-            flat, self.fusion.__name__, labels, (*specs, *more), self.fusion._settings, known=known
-        )
+        settings = self.fusion._settings
+        if torch.are_deterministic_algorithms_enabled():
+            settings = dataclasses.replace(settings, deterministic=True)
+        made = program(flat, self.fusion.__name__, labels, (*specs, *more), settings, known=known)
         found = [next((s for s in slots if own and s.tensor is t), None) for t in made.captured]
         return Traced(made, out_tree, tuple(found), tuple(swapped))
 
@@ -403,8 +417,8 @@ def _state(device: str) -> Hashable:
         torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
         torch.get_default_dtype(),
         torch.get_float32_matmul_precision(),
-        os.environ.get("LAWSON_ENGINE"),
-        os.environ.get("LAWSON_POLICY"),
+        torch.are_deterministic_algorithms_enabled(),
+        *said(),
     )
 
 

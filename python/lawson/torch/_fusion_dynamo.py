@@ -39,6 +39,8 @@ class _Marked(BaseHOP):
         settings = json.loads(said["settings"])
         if settings["engines"] is not None:
             settings["engines"] = tuple(settings["engines"])
+        if torch.are_deterministic_algorithms_enabled():
+            settings["deterministic"] = True
         names = [n.name for n in subgraph.graph.nodes if n.op == "placeholder"]
         labels = [n for n, number in zip(names, numbers, strict=True) if number is None]
         specs = [Spec.of(t) for t in tensors]

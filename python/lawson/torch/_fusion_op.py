@@ -59,11 +59,12 @@ def run(core: Program, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor
     """What a core computes."""
     if forward_ad._current_level >= 0:
         _no_tangent(core)
-    if torch._C._functorch.peek_interpreter_stack() is not None or (
-        torch.is_grad_enabled() and any(t.requires_grad for t in tensors) and is_plain(tensors)
-    ):
-        made: Sequence[torch.Tensor] = _Run.apply(core, *tensors)  # type: ignore[no-untyped-call]
-        return made
+    if torch._C._functorch.peek_interpreter_stack() is not None:
+        transformed: Sequence[torch.Tensor] = _Transformed.apply(core, *tensors)  # type: ignore[no-untyped-call]
+        return transformed
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors) and is_plain(tensors):
+        found: Sequence[torch.Tensor] = recorded(core, *tensors)
+        return found
     return _without_gradient(core, tensors)
 
 
@@ -112,8 +113,23 @@ def _batched(core: Program, size: int, dims: Sequence[int | None], tensors: Any)
     return apply(over, tensors)
 
 
-class _Run(torch.autograd.Function):
-    """A core with a gradient, for plain tensors and for functorch's."""
+class _Recorded(torch.autograd.Function):
+    """A core with a gradient, for plain tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, core: Program, *tensors: torch.Tensor) -> Any:
+        found = tuple(code_of(core)(*tensors))
+        _keep(ctx, core, tensors, found)
+        return found
+
+    @staticmethod
+    def backward(ctx: Any, *cotangents: Any) -> Any:
+        needed = ctx.needs_input_grad[1:]
+        return (None, *_gradients(ctx.core, ctx.saved_tensors, cotangents, needed))
+
+
+class _Transformed(torch.autograd.Function):
+    """A core with a gradient, inside of functorch's transformations."""
 
     @staticmethod
     def forward(core: Program, *tensors: torch.Tensor) -> Any:
@@ -121,22 +137,30 @@ class _Run(torch.autograd.Function):
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.core, *tensors = inputs
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*tensors)
-        ctx.mark_non_differentiable(
-            *(x for x, s in zip(output, ctx.core.results, strict=True) if not _has(s))
-        )
+        core, *tensors = inputs
+        _keep(ctx, core, tensors, output)
 
-    @staticmethod
-    def backward(ctx: Any, *cotangents: Any) -> Any:
-        needed = ctx.needs_input_grad[1:]
-        return (None, *_gradients(ctx.core, ctx.saved_tensors, cotangents, needed))
+    backward = _Recorded.backward
 
     @staticmethod
     def vmap(info: Any, in_dims: Any, core: Program, *tensors: torch.Tensor) -> Any:
         results = tuple(_batched(core, int(info.batch_size), in_dims[1:], tensors))
         return results, (0,) * len(results)
+
+
+def _keep(
+    ctx: Any, core: Program, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+) -> None:
+    ctx.core = core
+    ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*tensors)
+    whole = [x for x, s in zip(results, core.results, strict=True) if not _has(s)]
+    if whole:
+        ctx.mark_non_differentiable(*whole)
+
+
+# recorded(core, *tensors): its results, which autograd knows about.
+recorded: Any = _Recorded.apply
 
 
 # ---- the operator ------------------------------------------------------------------------------

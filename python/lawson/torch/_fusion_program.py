@@ -55,10 +55,12 @@ class Program:
     function: Flat | None
     is_derived: bool = False
     origin: Origin | None = None
+    codes: dict[Any, Any] = dataclasses.field(init=False)  # of _fusion_run
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_lock", threading.RLock())
         object.__setattr__(self, "_once", {})
+        object.__setattr__(self, "codes", {})
 
     def __repr__(self) -> str:
         return self.name

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
 
 import torch
 
@@ -168,26 +168,22 @@ def result_strides(program: Program) -> list[tuple[int, ...] | None]:
 
 
 class Code:
-    """The kernels of a program's core, in the order in which they run."""
+    """The kernels of a program's core, in the order in which they run.
+
+    ``single``: the one kernel, where it takes the program's arguments in their order.
+    """
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        trace = program.trace
-        self.parts: list[Part | Glue] = []
-        if trace.document is None:
-            return
-        if not program.is_derived:
-            self.parts = [Part(program, trace.document, None)]
-            return
-        made = parts(trace.document, lambda document: kernel(program, document))
-        self.parts = [p if isinstance(p, Glue) else Part(program, p.document, p) for p in made]
-
-    @property
-    def single(self) -> Part | None:
-        """The one kernel, where it takes the program's arguments in their order."""
+        document = program.trace.document
+        assert document is not None
+        self.parts: list[Part | Glue] = [Part(program, document, None)]
+        if program.is_derived:
+            made = parts(document, lambda part: kernel(program, part))
+            self.parts = [p if isinstance(p, Glue) else Part(program, p.document, p) for p in made]
         only = self.parts[0] if len(self.parts) == 1 else None
-        in_order = self.program.trace.operands == tuple(range(len(self.program.specs)))
-        return only if isinstance(only, Part) and in_order else None
+        in_order = program.trace.operands == tuple(range(len(program.specs)))
+        self.single: Part | None = only if isinstance(only, Part) and in_order else None
 
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         """The program's results for all of its arguments, captured tensors last."""
@@ -232,7 +228,21 @@ def _glue(part: Glue, values: dict[str, torch.Tensor]) -> None:
             values[out] = x.reshape(types[out].shape)
 
 
+# What os.environ is over, and a quarter of its time for a look that every call takes.
+_environ: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
+_SAID = tuple(os.environ.encodekey(name) for name in ("LAWSON_ENGINE", "LAWSON_POLICY"))
+
+
+def said() -> tuple[Any, Any]:
+    """What the environment says about engines."""
+    return _environ.get(_SAID[0]), _environ.get(_SAID[1])
+
+
 def code_of(program: Program) -> Code:
     """The kernels of a core; made again when the environment says something else."""
-    said = tuple(os.environ.get(name) for name in ("LAWSON_ENGINE", "LAWSON_POLICY"))
-    return program.once(("code", said), lambda: Code(program))
+    now = said()
+    found = program.codes.get(now)
+    if found is None:
+        found = program.once(("code", now), lambda: Code(program))
+        program.codes[now] = found
+    return cast(Code, found)
