@@ -249,6 +249,14 @@ def test_bad_arguments_by_the_names_of_jax(
     check(dot_product_attention, name, value, allowed, given)
 
 
+def test_shapes_without_a_batch_are_told_with_one() -> None:
+    told = r"^mask: shape \(1, 1, 3, 4\) .* expected 4 or 1, .* a batch of one: \[1,T,N,H\]\)$"
+    with pytest.raises(lawson.InvalidArgumentError, match=told):
+        dot_product_attention(Q[0], Q[0], Q[0], mask=np.ones((3, 4), bool))
+    with pytest.raises(lawson.InvalidArgumentError, match="deterministic: 3 .* True or False$"):
+        dot_product_attention(Q[0], Q[0], Q[0], deterministic=3)  # type: ignore[arg-type]
+
+
 def test_an_engine_of_another_platform_is_unsupported() -> None:
     with pytest.raises(lawson.UnsupportedError, match="platform 'cpu': engine names cudnn"):
         attention(Q, Q, Q, engine="cudnn")

@@ -271,36 +271,42 @@ def dot_product_attention(
             key, value = key[None], value[None]
     causal = _settings.flag("is_causal", is_causal)
     return_residual = _settings.flag("return_residual", return_residual)
-    result = run(
-        Arguments(
-            labels=_LABELS,
-            q=query,
-            k=key,
-            v=value,
-            mask="causal" if causal else "none",
-            window=_local_window(local_window_size),
-            seqlens_q=query_seq_lengths,
-            seqlens_kv=key_value_seq_lengths,
-            segment_ids=segment_ids,
-            kv_segment_ids=kv_segment_ids,
-            max_segments=max_segments,
-            page_table_k=page_table_k,
-            page_table_v=page_table_v,
-            bias=bias,
-            attn_mask=mask,
-            sink=sink,
-            softcap=softcap,
-            dropout_rate=dropout_rate,
-            dropout_key=dropout_key,
-            scale=scale,
-            deterministic=deterministic,
-            return_lse=return_residual,
-            engine=engine,
-            target=target,
-            workspace_limit=workspace_limit,
-            tuning=tuning,
-        )
+    given = Arguments(
+        labels=_LABELS,
+        q=query,
+        k=key,
+        v=value,
+        mask="causal" if causal else "none",
+        window=_local_window(local_window_size),
+        seqlens_q=query_seq_lengths,
+        seqlens_kv=key_value_seq_lengths,
+        segment_ids=segment_ids,
+        kv_segment_ids=kv_segment_ids,
+        max_segments=max_segments,
+        page_table_k=page_table_k,
+        page_table_v=page_table_v,
+        bias=bias,
+        attn_mask=mask,
+        sink=sink,
+        softcap=softcap,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
+        scale=scale,
+        deterministic=deterministic,
+        return_lse=return_residual,
+        engine=engine,
+        target=target,
+        workspace_limit=workspace_limit,
+        tuning=tuning,
     )
+    try:
+        result = run(given)
+    except InvalidArgumentError as error:
+        if not single or "shape (" not in str(error):
+            raise
+        raise InvalidArgumentError(
+            f"{error} (arrays [T,N,H] are a batch of one: [1,T,N,H])"
+        ) from error
     if not return_residual:
         return result[0] if single else result
     out, residual = result
