@@ -14,16 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import attention_oracle as oracle
 import numpy as np
 import pytest
+
+import attention_oracle as oracle
 from lawson import InvalidArgumentError, UnavailableError, _core
 from new_process import in_new_process
 
 torch = pytest.importorskip("torch")
 
-from lawson import _torch
 from torch import Tensor
+
+from lawson import _torch
 
 ROOT = Path(__file__).resolve().parents[2]
 CPU = _core.Device("cpu")
@@ -651,6 +653,12 @@ def _fake() -> Tensor:
     return fake
 
 
+def _freed() -> Tensor:
+    freed: Tensor = torch.zeros(3, 4)
+    freed.untyped_storage().resize_(0)
+    return freed
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -660,6 +668,8 @@ def _fake() -> Tensor:
         (lambda: torch.zeros(3, 4).to_sparse(), "operand 1 has no memory.*expected a strided"),
         (lambda: torch.zeros(3, 4, device="meta"), "operand 1 has no memory.*meta"),
         (lambda: torch._neg_view(torch.zeros(3, 4)), r"operand 1 is a lazily negated.*resolve_neg"),
+        (lambda: torch._efficientzerotensor((3, 4)), "operand 1 has elements and no memory"),
+        (_freed, "operand 1 has elements and no memory: its storage was resized"),
         (lambda: torch.zeros([1] * 9), "operand 1 has 9 dims; expected at most 8"),
     ],
 )

@@ -2,6 +2,7 @@
 
 #include <nanobind/stl/string.h>
 
+#include <algorithm>
 #include <array>
 
 namespace lawson::torch {
@@ -108,6 +109,14 @@ void Torch::refuse_memory(std::size_t position) {
   refuse("operand " + std::to_string(position) + " has no memory that torch hands out (" +
          said.substr(0, said.find('\n')) +
          "); expected a strided tensor outside torch.func's transforms");
+}
+
+// Without an address there are no elements, or torch took the memory away, or has not made it.
+void Torch::check_empty(const DLTensor& view, std::size_t position) {
+  const std::span<const std::int64_t> shape{view.shape, static_cast<std::size_t>(view.ndim)};
+  if (std::find(shape.begin(), shape.end(), 0) != shape.end()) return;
+  refuse("operand " + std::to_string(position) +
+         " has elements and no memory: its storage was resized, or it stands for zeros");
 }
 
 void Torch::refuse_negated(std::size_t position) {

@@ -58,6 +58,7 @@ class Torch {
       refuse_type(operand, position);
     }
     if (table_->dltensor_from_py_object_no_sync(operand, &view) != 0) refuse_memory(position);
+    if (view.data == nullptr) check_empty(view, position);
     // A view of a complex tensor's conjugate; DLPack knows no such bit.
     if (view.dtype.code == kDLFloat && is_negated(operand)) refuse_negated(position);
   }
@@ -93,6 +94,7 @@ class Torch {
   explicit Torch(nb::module_ torch);
   [[noreturn]] static void refuse_type(PyObject* operand, std::size_t position);
   [[noreturn]] static void refuse_memory(std::size_t position);
+  static void check_empty(const DLTensor& view, std::size_t position);
   [[noreturn]] static void refuse_negated(std::size_t position);
   bool is_negated(PyObject* operand) const {
     PyObject* const answer = PyObject_Vectorcall(is_neg_, &operand, 1, nullptr);
