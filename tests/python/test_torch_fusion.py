@@ -17,14 +17,15 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import lawson
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lawson
 from lawson import _core
 from lawson.torch import Fusion, fusion, inspect
-from torch import Tensor, nn
 
 cpu = functools.partial(fusion, engines=["cpu"])
 torch.manual_seed(7)
@@ -309,6 +310,30 @@ def test_a_closed_over_tensor_is_an_operand() -> None:
     with torch.no_grad():
         scale.mul_(2)
         close(fused(X), X * scale)
+    one = torch.tensor(2.0)
+    fused = cpu(lambda x: x * one + torch.tensor(3.0))
+    close(fused(X), X * 2 + 3)
+    one.fill_(5.0)
+    close(fused(X), X * 5 + 3)
+
+
+def test_a_module_as_an_argument() -> None:
+    def run(module: nn.Module, x: Tensor) -> Tensor:
+        found: Tensor = module(x) * 2
+        return found
+
+    one, two = nn.Linear(16, 3), nn.Linear(16, 3)
+    for function in (run, lambda m, x: m(x) * 3):
+        fused = cpu(function)  # each may have the address of the one before
+        for module in (one, two, one):
+            close(fused(module, X), function(module, X))
+        del fused
+        gc.collect()
+    drop = nn.Dropout(0.5).eval()
+    fused = cpu(run)
+    close(fused(drop, X), X * 2)
+    with pytest.raises(lawson.UnsupportedError, match="dropout"):
+        fused(drop.train(), X)  # the mode is part of the form
 
 
 def test_modules_are_copied_saved_and_let_go() -> None:

@@ -409,6 +409,30 @@ def test_autocast_is_part_of_the_trace() -> None:
     assert kinds == [["f32"], ["f32"]]
 
 
+def test_autocast_under_compile_vmap_and_export() -> None:
+    x, w = torch.randn(8, 16), torch.randn(16, 4)
+    fused = cpu(lambda x, w: (x @ w) * 2)
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: fused(x, w), fullgraph=True, backend="aot_eager")
+
+    class Marked(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = fused(x, w)
+            return found
+
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        want = (x @ w) * 2
+        mapped = torch.vmap(fused, (0, None))(x[None], w)[0]
+        for got in (compiled(x), mapped, torch.export.export(Marked(), (x,)).module()(x)):
+            assert got.dtype == torch.bfloat16
+            close(got, want, 2**-7)
+        # PyTorch's own gradient, made in another thread than the trace
+        y = torch.randn(8, 16, requires_grad=True)
+        cpu(lambda x, w: (x.detach() * x) @ w)(y, w).float().sum().backward()
+        assert y.grad is not None and y.grad.dtype == torch.float32
+    assert compiled(x).dtype == torch.float32
+
+
 def test_inference_mode_and_dispatch_modes() -> None:
     from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -13,7 +13,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch.utils import _pytree as pytree
@@ -222,7 +222,6 @@ class _Site:
         """``swapped``: parameters that are no plain tensors (functorch's, fake ones of an export)
         are arguments of the program, put in their places while it is traced."""
         out_tree: Any = None
-        context = autocast_state(self._device(specs, own))
         count = self.count
 
         def flat(*given: torch.Tensor) -> list[Any]:
@@ -237,8 +236,7 @@ class _Site:
             try:
                 for slot, tensor in zip(swapped, given[count:], strict=True):
                     slot.holder[slot.key] = tensor
-                with context():
-                    results, tree = pytree.tree_flatten(self.fusion._function(*args, **kwargs))
+                results, tree = pytree.tree_flatten(self.fusion._function(*args, **kwargs))
             finally:
                 _tracing.on = outer
                 for slot, tensor in zip(swapped, before, strict=True):
@@ -256,11 +254,6 @@ class _Site:
         found = [next((s for s in slots if own and s.tensor is t), None) for t in made.captured]
         return Traced(made, out_tree, tuple(found), tuple(swapped))
 
-    def _device(self, specs: Sequence[Spec], own: Sequence[torch.Tensor]) -> str:
-        if specs:
-            return specs[0].device.type
-        return own[0].device.type if own else "cpu"
-
 
 def _unflatten(tree: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
     if tree.is_leaf():
@@ -270,23 +263,17 @@ def _unflatten(tree: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
     return lambda results: pytree.tree_unflatten(list(results), tree)
 
 
-def autocast_state(device: str) -> Callable[[], Any]:
-    """What makes the autocast that is in force now be in force again."""
-    enabled = torch.is_autocast_enabled(device)
-    dtype = torch.get_autocast_dtype(device)
-    if not enabled:
-        return contextlib.nullcontext
-    return lambda: torch.autocast(device, dtype=dtype, enabled=True, cache_enabled=False)
+_Sites: TypeAlias = "collections.OrderedDict[Hashable, _Site]"
 
 
-class _Sites(collections.OrderedDict[Hashable, _Site]):
-    """Of a fusion, or kept by a module for a fusion that is a method; a copy begins empty."""
+class _Kept(dict["Fusion", _Sites]):
+    """What a module keeps for the fusions that it is an argument of; a copy begins empty."""
 
-    def __deepcopy__(self, memo: Any) -> _Sites:
-        return _Sites()
+    def __deepcopy__(self, memo: Any) -> _Kept:
+        return _Kept()
 
     def __reduce__(self) -> Any:
-        return (_Sites, ())
+        return (_Kept, ())
 
 
 class Fusion:
@@ -299,7 +286,7 @@ class Fusion:
         self._settings = settings
         self._said = json.dumps(dataclasses.asdict(settings))
         self._lock = threading.Lock()
-        self._sites = _Sites()
+        self._sites: _Sites = collections.OrderedDict()
         inner = innermost(function)
         functools.update_wrapper(self, inner, updated=())
         self.__wrapped__ = function
@@ -349,8 +336,8 @@ class Fusion:
             tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
             for value in fixed.values():
                 if isinstance(value, torch.nn.Module):  # they live as long as the module
-                    kept = value.__dict__.setdefault("_lawson_sites", {})
-                    sites = kept.setdefault(id(self), _Sites())
+                    kept = value.__dict__.setdefault("_lawson_sites", _Kept())
+                    sites = kept.setdefault(self, collections.OrderedDict())
                     break
         known = tuple(
             (i, type(x), (id(x), x.training) if isinstance(x, torch.nn.Module) else x)

@@ -21,7 +21,7 @@ from lawson._graph.kernels import Settings
 from lawson._graph.tidy import tidied
 from lawson._graph.walk import Output, Trace
 from lawson.torch._trace import trace
-from lawson.torch._trace_fx import Spec, captured
+from lawson.torch._trace_fx import Spec, captured, with_autocast_of_now
 
 T = TypeVar("T")
 Flat = Callable[..., Sequence[Any]]
@@ -334,6 +334,7 @@ def program(
     ``known``: tensors that the function may close over, with names for messages.
     Raises ``UnsupportedError``, with the line of what is not supported.
     """
+    function = with_autocast_of_now(function)
     found = captured(function, specs, name)
     lifted = trace(found, name, specs, labels, known, strict=settings.strict)
     names = {id(t): n for n, t in known}

@@ -193,7 +193,7 @@ def trace(
         elif node.op == "get_attr":
             tensor = getattr(found.graph, str(node.target))
             position = next((i for i, t in enumerate(captured) if t is tensor), None)
-            if tensor.numel() == 1 and tensor.device.type == "cpu" and _is_number(tensor, known):
+            if _is_number(node, tensor):
                 walk._op = "constant"
                 number = const(tensor.item(), walk.dtype(tensor.dtype), tuple(tensor.shape))
                 values[node] = number
@@ -218,9 +218,11 @@ def trace(
     return Lifted(made, tuple(captured), found.results)
 
 
-def _is_number(tensor: torch.Tensor, known: Sequence[tuple[str, torch.Tensor]]) -> bool:
-    """A constant that the function makes itself (``torch.tensor(2.0)``)."""
-    return not tensor.requires_grad and not any(t is tensor for _, t in known)
+def _is_number(node: torch.fx.Node, tensor: torch.Tensor) -> bool:
+    """A constant that the function makes itself (``torch.tensor(2.0)``), and nobody writes into."""
+    lift = torch.ops.aten.lift_fresh_copy.default
+    is_own = all(user.target is lift for user in node.users)
+    return is_own and tensor.numel() == 1 and tensor.device.type == "cpu"
 
 
 __all__ = ["Call", "Const", "Lifted", "Trace", "Walk", "trace"]

@@ -8,6 +8,7 @@ not say (a stopped gradient, a rule of its own) is noted.
 from __future__ import annotations
 
 import concurrent.futures
+import contextlib
 import contextvars
 import dataclasses
 import functools
@@ -136,6 +137,22 @@ def outside(function: Callable[[], T]) -> T:
     context = contextvars.copy_context()
     with concurrent.futures.ThreadPoolExecutor(1, "lawson-trace") as thread:
         return thread.submit(context.run, function).result()
+
+
+def with_autocast_of_now(function: Callable[..., T]) -> Callable[..., T]:
+    """The function under the autocast that is in force now, whenever and wherever it is called."""
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    state = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices]
+
+    def wrapped(*args: Any) -> T:
+        with contextlib.ExitStack() as stack:
+            for device, enabled, dtype in state:
+                stack.enter_context(
+                    torch.autocast(device, dtype=dtype, enabled=enabled, cache_enabled=False)
+                )
+            return function(*args)
+
+    return wrapped
 
 
 _REFUSED = (
