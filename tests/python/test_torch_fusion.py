@@ -138,7 +138,8 @@ def test_pytrees_settings_and_nothing() -> None:
         close(got["y"], y * keywords.get("scale", 1.0))
         close(got["all"][0], y.sum())
         close(got["all"][1][0], y.max())
-    close(layer(args[0], (1.5, None))["y"], X * 1.5 + (X + 1))
+    for factor in (1.5, np.float32(1.5)):
+        close(layer(args[0], (factor, None))["y"], X * 1.5 + (X + 1))
     assert cpu(dict)() == {}
     close(cpu(lambda: torch.arange(4.0) * 2)(), torch.arange(4.0) * 2)
 
@@ -161,6 +162,14 @@ def test_arguments_that_are_none() -> None:
         cpu(lambda x: x)(np.ones(3))
     with pytest.raises(lawson.InvalidArgumentError, match="hashable"):
         cpu(lambda x, s: x)(X, {1, 2})
+
+
+def test_nine_dims_are_unsupported() -> None:
+    fused = cpu(lambda x: x * 2)
+    close(fused(X), X * 2)
+    for many in (torch.ones(1, 1, 1, 1, 1, 1, 1, 1, 2), torch.ones(1, 1, 2, 1, 1, 1, 1, 1, 2)):
+        with pytest.raises(lawson.UnsupportedError, match="has 9 dims, and at most 8"):
+            fused(many)
 
 
 def test_results_that_are_no_computation() -> None:
@@ -315,6 +324,16 @@ def test_a_closed_over_tensor_is_an_operand() -> None:
     close(fused(X), X * 2 + 3)
     one.fill_(5.0)
     close(fused(X), X * 5 + 3)
+
+
+def test_tensors_of_a_subclass() -> None:
+    class Named(Tensor):
+        pass
+
+    x = X.clone().as_subclass(Named)
+    got = cpu(lambda x: x * 2)(x)
+    assert type(got) is Named
+    close(got.as_subclass(Tensor), X * 2)
 
 
 def test_a_module_as_an_argument() -> None:

@@ -15,6 +15,7 @@ import types
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
+import numpy as np
 import torch
 from torch.utils import _pytree as pytree
 
@@ -149,8 +150,13 @@ class _Site:
             if is_plain(given):
                 assert self.unflatten is not None
                 if not (torch.is_grad_enabled() and any(t.requires_grad for t in given)):
-                    with contextlib.suppress(_Otherwise):
+                    try:
                         return self.unflatten(self.direct(*given))
+                    except _Otherwise:
+                        pass
+                    except InvalidArgumentError:
+                        self.traced(tensors)  # what no graph has, is said with its line
+                        raise
                 else:
                     form = tuple((t.shape, t.stride(), t.dtype, t.device) for t in given)
                     core = self._cores.get(form)
@@ -380,7 +386,7 @@ class Fusion:
             label = self._label(path)
             if isinstance(leaf, torch.Tensor):
                 found.append(label)
-            elif hasattr(leaf, "__array__") or hasattr(leaf, "__dlpack__"):
+            elif not isinstance(leaf, np.generic) and hasattr(leaf, "__array__"):
                 raise InvalidArgumentError(
                     f"fusion '{self.__name__}': argument {label} is {type(leaf).__name__}, which "
                     "is no tensor; torch.as_tensor makes it one"

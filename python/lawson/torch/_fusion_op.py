@@ -190,7 +190,9 @@ def _run(tensors: Sequence[torch.Tensor], program: str) -> list[torch.Tensor]:
                 f"{tuple(tensor.shape)}; the program is for {spec.dtype} of shape {spec.shape}\n"
                 "  nearest supported form: a program traced for these shapes"
             )
-    return list(code_of(core)(*tensors))
+    # of a subclass that is about Python alone
+    bare = [t if type(t) in _PLAIN else t.as_subclass(torch.Tensor) for t in tensors]
+    return list(code_of(core)(*bare))
 
 
 for _key in ("CPU", "CUDA"):
