@@ -125,7 +125,9 @@ def race(samples: dict[str, Callable[[], float]], rounds: int) -> dict[str, dict
             found[name].append(samples[name]())
     rows = {}
     for name, values in found.items():
-        low, _, high = statistics.quantiles(values, n=4) if len(values) > 1 else values * 3
+        low, _, high = (
+            statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+        )
         rows[name] = {"median": statistics.median(values), "quartiles": [low, high]}
     return rows
 
