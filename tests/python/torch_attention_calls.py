@@ -9,12 +9,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import attention_oracle as oracle
 import ml_dtypes
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+
+import attention_oracle as oracle
 
 DTYPES = {
     torch.float16: np.dtype(np.float16),
