@@ -293,6 +293,15 @@ def test_modules_however_they_are_reached(how: str) -> None:
         close(fused(X), torch.tanh(linear(X)))
         linear.bias = nn.Parameter(torch.randn(8))
         close(fused(X), torch.tanh(linear(X)))
+    if how == "closure":  # another module in its place
+        linear = nn.Linear(16, 5)
+        close(fused(X), torch.tanh(linear(X)))
+    weight = nn.Parameter(linear.weight.detach() * 2)
+    del linear.weight  # as FSDP does it, for a while
+    linear.weight = weight.view(weight.shape)  # type: ignore[assignment]
+    close(fused(X), torch.tanh(F.linear(X, weight, linear.bias)))
+    got = torch.autograd.grad(fused(X).sum(), weight)
+    close(got, torch.autograd.grad(torch.tanh(F.linear(X, weight, linear.bias)).sum(), weight))
 
 
 class Bound:
@@ -319,6 +328,10 @@ def test_a_closed_over_tensor_is_an_operand() -> None:
     with torch.no_grad():
         scale.mul_(2)
         close(fused(X), X * scale)
+    scale = torch.randn(16)  # another one in its place
+    close(fused(X), X * scale)
+    scale = torch.randn(8, 1)  # also of another shape
+    close(fused(X), X * scale)
     one = torch.tensor(2.0)
     fused = cpu(lambda x: x * one + torch.tensor(3.0))
     close(fused(X), X * 2 + 3)

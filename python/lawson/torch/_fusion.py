@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import contextlib
 import dataclasses
 import functools
 import inspect
@@ -22,6 +21,7 @@ from torch.utils import _pytree as pytree
 from lawson import _settings, _torch
 from lawson._errors import InvalidArgumentError
 from lawson._graph.kernels import Settings
+from lawson.torch._fusion_captured import Slot, slots_in, tensors_in
 from lawson.torch._fusion_dynamo import marked
 from lawson.torch._fusion_op import apply, is_plain, recorded
 from lawson.torch._fusion_program import Program, program
@@ -34,59 +34,6 @@ _tracing = threading.local()
 
 class _Otherwise(Exception):
     """Arguments of this form are not run by the site's one call."""
-
-
-# ---- what a function closes over ---------------------------------------------------------------
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Slot:
-    """Where a module keeps a parameter or a buffer; it is read at each call."""
-
-    label: str
-    holder: dict[str, Any]
-    key: str
-
-    @property
-    def tensor(self) -> torch.Tensor:
-        found: torch.Tensor = self.holder[self.key]
-        return found
-
-
-def slots_of(modules: Sequence[torch.nn.Module]) -> list[Slot]:
-    """All parameters and buffers of modules."""
-    found: dict[tuple[int, str], Slot] = {}
-    for module in modules:
-        for path, inner in module.named_modules():
-            for holder in (inner._parameters, inner._buffers):
-                for key, tensor in holder.items():
-                    if tensor is not None:
-                        label = f"{path}.{key}" if path else key
-                        found.setdefault((id(holder), key), Slot(label, holder, key))
-    return list(found.values())
-
-
-def modules_in(function: Any) -> list[torch.nn.Module]:
-    """The modules that a function is bound to (or an attribute of what it is bound to), closes over
-    or names."""
-    values: list[Any] = []
-    while True:
-        if isinstance(function, functools.partial):
-            values += [*function.args, *function.keywords.values()]
-            function = function.func
-        elif isinstance(function, types.MethodType):
-            values += [function.__self__, *getattr(function.__self__, "__dict__", {}).values()]
-            function = function.__func__
-        else:
-            break
-    values.append(function)
-    code = getattr(function, "__code__", None)
-    if code is not None:
-        for cell in function.__closure__ or ():
-            with contextlib.suppress(ValueError):  # still empty
-                values.append(cell.cell_contents)
-        values += [function.__globals__.get(name) for name in code.co_names]
-    return [v for v in values if isinstance(v, torch.nn.Module)]
 
 
 # ---- one fusion --------------------------------------------------------------------------------
@@ -103,9 +50,9 @@ class Traced:
 
     def captured(self) -> list[torch.Tensor]:
         return [
-            *(s.tensor for s in self.swapped),
+            *(s.value for s in self.swapped),
             *(
-                t if s is None else s.tensor
+                t if s is None else s.value
                 for s, t in zip(self.slots, self.program.captured, strict=True)
             ),
         ]
@@ -131,9 +78,11 @@ class _Site:
         self.fixed = dict(fixed)
         self.count = count
         self.roots = [
-            *modules_in(fusion._function),
-            *(v for v in fixed.values() if isinstance(v, torch.nn.Module)),
+            *slots_in(fusion._function),
+            *(Slot("", {"": v}, "") for v in fixed.values() if isinstance(v, torch.nn.Module)),
         ]
+        # Modules that another may be put in the place of.
+        self.modules = [(s, s.value) for s in self.roots if isinstance(s.value, torch.nn.Module)]
         self.labels: list[str] = []
         self.first: Traced | None = None
         self.direct: _torch.Call | None = None
@@ -143,6 +92,10 @@ class _Site:
         self._cores: dict[Hashable, Program] = {}  # of calls that autograd records
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        for slot, module in self.modules:
+            if slot.value is not module:
+                self._forget()
+                break
         first = self.first or self.traced(tensors)
         form: Hashable = None
         if self.direct is not None:
@@ -170,11 +123,19 @@ class _Site:
         results = apply(traced.program, [*tensors, *traced.captured()])
         return pytree.tree_unflatten(results, traced.out_tree)
 
+    def _forget(self) -> None:
+        """What was traced with another module."""
+        with self._lock:
+            self.modules = [(s, s.value) for s, _ in self.modules]
+            self.first = self.direct = self.unflatten = None
+            self._traced.clear()
+            self._cores.clear()
+
     def traced(self, tensors: Sequence[torch.Tensor]) -> Traced:
         """The program for tensors of these shapes, strides, dtypes and device."""
         specs = tuple(Spec.of(t) for t in tensors)
-        slots = slots_of(self.roots)
-        own = [s.tensor for s in slots]
+        slots = tensors_in(self.roots)
+        own = [s.value for s in slots]
         swapped = not is_plain(own)
         key = (specs, swapped, tuple(map(Spec.of, own)) if slots else ())
         with self._lock:
@@ -211,7 +172,7 @@ class _Site:
             and len(a.slots) == len(b.slots)
             and not (a.swapped or b.swapped)
             and all(
-                s is t if p is None or q is None else p.holder is q.holder and p.key == q.key
+                s is t if p is None or q is None else p.is_as(q)
                 for p, q, s, t in zip(
                     a.slots, b.slots, a.program.captured, b.program.captured, strict=True
                 )
@@ -236,7 +197,7 @@ class _Site:
             total = count + len(self.fixed)
             values = [self.fixed[i] if i in self.fixed else next(leaves) for i in range(total)]
             args, kwargs = pytree.tree_unflatten(values, self.tree)
-            before = [slot.tensor for slot in swapped]
+            before = [slot.value for slot in swapped]
             outer = getattr(_tracing, "on", False)
             _tracing.on = True
             try:
@@ -251,13 +212,13 @@ class _Site:
             return results
 
         labels = [*self.labels, *(s.label for s in swapped)]
-        more = tuple(Spec.of(s.tensor) for s in swapped)
+        more = tuple(Spec.of(s.value) for s in swapped)
         known = [(s.label, t) for s, t in zip(slots, own, strict=False)]
         settings = self.fusion._settings
         if torch.are_deterministic_algorithms_enabled():
             settings = dataclasses.replace(settings, deterministic=True)
         made = program(flat, self.fusion.__name__, labels, (*specs, *more), settings, known=known)
-        found = [next((s for s in slots if own and s.tensor is t), None) for t in made.captured]
+        found = [next((s for s in slots if own and s.value is t), None) for t in made.captured]
         return Traced(made, out_tree, tuple(found), tuple(swapped))
 
 
@@ -280,6 +241,13 @@ class _Kept(dict["Fusion", _Sites]):
 
     def __reduce__(self) -> Any:
         return (_Kept, ())
+
+
+def _kept_by(module: torch.nn.Module) -> _Kept:
+    found: _Kept | None = module.__dict__.get("_lawson_sites")
+    if found is None:
+        found = module.__dict__.setdefault("_lawson_sites", _Kept())
+    return found
 
 
 class Fusion:
@@ -332,23 +300,25 @@ class Fusion:
     ) -> tuple[_Site, Sequence[torch.Tensor]]:
         """What runs calls with such arguments, and the tensors among them."""
         sites = self._sites
-        if not kwargs and all(isinstance(a, torch.Tensor) for a in args):
-            tensors: Sequence[torch.Tensor] = args
-            fixed: dict[int, Any] = {}
-            shape: Any = len(args)
-        else:
+        tensors: Sequence[torch.Tensor] = args
+        fixed: dict[int, Any] = {}
+        shape: Any = len(args)
+        known: tuple[Any, ...] = ()
+        is_method = len(args) > 0 and isinstance(args[0], torch.nn.Module)
+        if kwargs or not all(isinstance(a, torch.Tensor) for a in args[is_method:]):
             leaves, shape = pytree.tree_flatten((tuple(args), dict(kwargs)))
             fixed = {i: x for i, x in enumerate(leaves) if not isinstance(x, torch.Tensor)}
             tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
-            for value in fixed.values():
-                if isinstance(value, torch.nn.Module):  # they live as long as the module
-                    kept = value.__dict__.setdefault("_lawson_sites", _Kept())
-                    sites = kept.setdefault(self, collections.OrderedDict())
-                    break
-        known = tuple(
-            (i, type(x), (id(x), x.training) if isinstance(x, torch.nn.Module) else x)
-            for i, x in fixed.items()
-        )
+        elif is_method:
+            fixed, tensors = {0: args[0]}, args[1:]
+        if fixed:
+            modules = [x for x in fixed.values() if isinstance(x, torch.nn.Module)]
+            if modules:  # they live as long as the first of them
+                sites = _kept_by(modules[0]).setdefault(self, collections.OrderedDict())
+            known = tuple(
+                (i, type(x), (id(x), x.training) if isinstance(x, torch.nn.Module) else x)
+                for i, x in fixed.items()
+            )
         device = tensors[0].device.type if tensors else "cpu"
         key = (shape, known, _state(device))
         try:
