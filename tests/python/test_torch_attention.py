@@ -242,6 +242,19 @@ def test_what_has_no_gradient_is_refused() -> None:
         attention(x, x, x, attn_mask=mask, bias=normal(2, 1, 1, 4, 4))
 
 
+@pytest.mark.parametrize("traced", [False, True])
+def test_a_cache_that_is_appended_to_has_no_gradient(traced: bool) -> None:
+    cache, new = normal(0, 2, 8, 2, 8), normal(1, 2, 1, 2, 8)
+
+    def call(q: torch.Tensor) -> torch.Tensor:
+        lengths = torch.tensor([8, 5])
+        return attention(q, cache, cache.clone(), k_new=new, v_new=new, seqlens_kv=lengths)
+
+    run = torch.vmap(call) if traced else call
+    with pytest.raises(lawson.UnsupportedError, match="torch.vmap|appended to has no gradients"):
+        run(normal(2, 3, 2, 1, 2, 8) if traced else normal(2, 2, 1, 2, 8).requires_grad_())
+
+
 def test_second_order_is_refused() -> None:
     q = normal(0, 1, 2, 4, 8).requires_grad_()
     for call in (scaled_dot_product_attention, torch.ops.lawson.attention_forward):

@@ -14,7 +14,7 @@ from torch.nn.functional import scaled_dot_product_attention as imported_before
 from torch.utils.checkpoint import checkpoint
 
 import lawson
-from lawson.torch import _attention_run, patch
+from lawson.torch import _attention_call, _attention_run, _sdpa, patch
 from torch_attention_calls import Call, check
 
 CLOSE: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-5}
@@ -26,15 +26,31 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     monkeypatch.setenv("LAWSON_ENGINE", "cpu")
     torch.manual_seed(0)
     ran: list[str] = []
-    call = _attention_run.Runner.__call__
 
-    def watched(self: Any, *tensors: Any) -> Any:
-        found = call(self, *tensors)
-        ran.append(f"{self.which} {self._call.prepared()[0].engine}")
-        return found
+    class Watched:
+        def __init__(self, describe: Any) -> None:
+            self.call = lawson._torch.Call(describe)
+            self.runner = describe.__self__
 
-    monkeypatch.setattr(_attention_run.Runner, "__call__", watched)
+        def __call__(self, *tensors: Any) -> Any:
+            found = self.call(*tensors)
+            ran.append(f"{self.runner.which} {self.call.prepared()[0].engine}")
+            return found
+
+    class Torch:
+        Call = Watched
+        Prepared = lawson._torch.Prepared
+
+    def forget() -> None:
+        _sdpa._forms.clear()
+        _attention_run._runners.clear()
+        _attention_call.pair_for.cache_clear()
+        _attention_call.runner_for.cache_clear()
+
+    monkeypatch.setattr(_attention_run, "_torch", Torch)
+    forget()
     yield ran
+    forget()
 
 
 def test_every_name_of_the_function_is_routed(runs: list[str]) -> None:

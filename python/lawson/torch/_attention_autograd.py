@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from lawson._attention_setup import Setup
 from lawson._errors import UnsupportedError
 from lawson.torch._attention_run import Runner
 
+APPENDED = "a cache that is appended to"
 HAS_GRADIENT = ("q", "k", "v", "bias", "sink")
 _WHY_NOT = {
     "mask": "an additive attn_mask has no gradient; pass what is learnt as bias",
@@ -39,14 +40,18 @@ def refuse_gradients(setup: Setup, wanted: Mapping[str, bool]) -> None:
     if not asked:
         return
     if setup.paged or setup.appends:
-        what = "a paged cache of keys and values" if setup.paged else "a cache that is appended to"
-        raise UnsupportedError(
-            f"attention: {what} has no gradients; train with a dense or ragged layout, or use "
-            "torch.no_grad()"
-        )
+        refuse_cache("a paged cache of keys and values" if setup.paged else APPENDED)
     for name in asked:
         if name in _WHY_NOT:
             raise UnsupportedError(f"attention: {_WHY_NOT[name]}")
+
+
+def refuse_cache(what: str) -> NoReturn:
+    """UnsupportedError: gradients are wanted of a call with a cache."""
+    raise UnsupportedError(
+        f"attention: {what} has no gradients; train with a dense or ragged layout, or use "
+        "torch.no_grad()"
+    )
 
 
 def training_setup(setup: Setup, *, bias_grad: bool) -> Setup:
@@ -68,6 +73,7 @@ class Pair:
         self.at = tuple(found.index(name) for name in self.results)
         self.stats_at = found.index("stats")
         self.is_plain = self.results == ("o",)
+        self.is_plain_backward = self.is_plain and setup.names == ("q", "k", "v")
 
 
 class Attend(torch.autograd.Function):
@@ -90,6 +96,9 @@ class Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         pair: Pair = ctx.pair
+        if pair.is_plain_backward and not torch.is_grad_enabled():
+            do: Any = grads[0]
+            return None, *pair.backward(*ctx.saved_tensors, do)
         *values, o, stats = ctx.saved_tensors
         given = dict(zip(pair.results, grads, strict=True))
         if torch.is_grad_enabled():

@@ -19,18 +19,28 @@ from lawson import _settings
 from lawson._attention_setup import Choice, Setup
 from lawson._errors import UnsupportedError
 from lawson.torch import _attention_ops as ops
-from lawson.torch._attention_autograd import Attend, Pair, refuse_gradients, training_setup
+from lawson.torch._attention_autograd import (
+    APPENDED,
+    Attend,
+    Pair,
+    refuse_cache,
+    refuse_gradients,
+    training_setup,
+)
 from lawson.torch._attention_run import Runner, device_of
 from lawson.torch._attention_sharding import is_distributed
 
 ops.register()
 
 recorded_call: Any = Attend.apply
+# Without what Function.apply does for tensors that outlived a transform of functorch.
+plainly_recorded: Any = super(torch.autograd.Function, Attend).apply
 _PLAIN = (Tensor, torch.nn.Parameter)
 _stack_of_modes = torch._C._len_torch_dispatch_stack
 _stack_of_functions = torch._C._len_torch_function_stack
 _transforms = torch._C._are_functorch_transforms_active
 _trace = torch._C._get_tracing_state
+_is_compiling = torch.compiler.is_compiling
 _forward_mode = torch.autograd.forward_ad
 
 # In the order in which `setup_for` takes them.
@@ -61,13 +71,13 @@ STATIC = (
 
 def is_traced() -> bool:
     """Whether operators have to be called as such: something looks at them, or transforms them."""
-    return bool(
-        torch.compiler.is_compiling()
-        or _stack_of_modes()
-        or _stack_of_functions()
+    return (
+        _is_compiling()
+        or _stack_of_modes() > 0
+        or _stack_of_functions() > 0
         or _transforms()
-        or _trace() is not None
         or _forward_mode._current_level >= 0
+        or _trace() is not None
     )
 
 
@@ -222,6 +232,8 @@ def _traced(
     operands: dict[str, Tensor], static: dict[str, Any], recorded: bool
 ) -> dict[str, Tensor]:
     if "k_new" in operands:
+        if recorded:
+            refuse_cache(APPENDED)
         given: dict[str, Any] = {name: operands.get(name) for name in ops.APPEND}
         given["setup"] = text_for(*(static[name] for name in STATIC))
         o, stats, max_logit = torch.ops.lawson.attention_append(*given.values())

@@ -244,6 +244,13 @@ def _autograd(which: str, function: Any) -> Callable[..., Any]:
     return kernel
 
 
+def _append_is_not_mapped(info: Any, in_dims: Any, *given: Any) -> Any:
+    raise UnsupportedError(
+        "attention: a cache that is appended to is written in place, which torch.vmap does not "
+        "map; give the call one more batch dim instead"
+    )
+
+
 def register() -> None:
     """Gives the operators what they do."""
     from lawson.torch import _attention_batching
@@ -257,6 +264,9 @@ def register() -> None:
         name = f"{NAMESPACE}::attention_{which}"
         _library.impl(f"attention_{which}", real, "CompositeExplicitAutograd")
         torch.library.register_fake(name, fake, lib=_library)
+    torch.library.register_vmap(
+        f"{NAMESPACE}::attention_append", _append_is_not_mapped, lib=_library
+    )
     for which, function in (("forward", _Recorded), ("backward", _Underivable)):
         name = f"attention_{which}"
         _library.impl(name, _autograd(which, function), "Autograd", with_keyset=True)

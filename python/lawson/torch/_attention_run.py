@@ -103,7 +103,7 @@ def logical_strides(
     return found[0], found[1], found[2], found[3]
 
 
-class _Nothing(Exception):
+class Nothing(Exception):
     """The results have no elements, so nothing runs."""
 
 
@@ -138,12 +138,12 @@ class Runner:
         )
         describe: Any = self._describe  # no operand is None
         self._call = _torch.Call(describe)
-        self._run = self._with_zeroed if self._zeroed else self._call
+        self.run = self._with_zeroed if self._zeroed else self._call  # what has elements
 
     def __call__(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         try:
-            return self._run(*tensors)
-        except _Nothing:
+            return self.run(*tensors)
+        except Nothing:
             return tuple(x.zero_() for x in self._make(self.outs, tensors))
 
     def _with_zeroed(self, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -179,7 +179,7 @@ class Runner:
         operands = tensors[: len(self.names)]
         shapes, sizes = self._sizes(operands)
         if 0 in (sizes[letter] for letter in self.setup.dims("o")):
-            raise _Nothing
+            raise Nothing
         forms = self._forms(operands, shapes, sizes)
         given = (*self.names, *self._zeroed)
         results = [

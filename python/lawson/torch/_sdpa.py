@@ -25,11 +25,11 @@ from lawson.torch._attention_call import (
     host_engine,
     is_traced,
     number,
-    recorded_call,
+    plainly_recorded,
     settled,
     setup_for,
 )
-from lawson.torch._attention_run import Runner
+from lawson.torch._attention_run import Nothing, Runner
 
 _LABELS = (("q", "query"), ("k", "key"), ("v", "value"))
 _NO_WINDOW = (-1, -1)
@@ -43,6 +43,7 @@ class _Form:
         check = None if enable_gqa else _same_heads
         labels = dict(_LABELS)
         self.forward = Runner(setup, "forward", check, labels)
+        self.run = self.forward.run
         training = training_setup(setup, bias_grad=False)
         self.pair = Pair(
             training,
@@ -144,11 +145,13 @@ def scaled_dot_product_attention(
             if _is_grad_enabled() and (
                 query.requires_grad or key.requires_grad or value.requires_grad
             ):
-                return recorded_call(form.pair, query, key, value)
-            found = form.forward(query, key, value)
+                return plainly_recorded(form.pair, query, key, value)
+            found = form.run(query, key, value)
             return found if return_lse else found[0]
         except InvalidArgumentError:
             pass  # dims that broadcast, or what is told below by the names of the arguments
+        except Nothing:
+            pass
         except TypeError:
             if _is_hashable(static):
                 raise
