@@ -366,6 +366,13 @@ def test_a_module_as_an_argument() -> None:
     close(fused(drop, X), X * 2)
     with pytest.raises(lawson.UnsupportedError, match="dropout"):
         fused(drop.train(), X)  # the mode is part of the form
+    closed = cpu(lambda x: drop(x) * 2)
+    for _ in range(2):
+        drop.eval()
+        close(closed(X), X * 2)
+        drop.train()
+        with pytest.raises(lawson.UnsupportedError, match="dropout"):
+            closed(X)
 
 
 def test_modules_are_copied_saved_and_let_go() -> None:

@@ -81,8 +81,7 @@ class _Site:
             *slots_in(fusion._function),
             *(Slot("", {"": v}, "") for v in fixed.values() if isinstance(v, torch.nn.Module)),
         ]
-        # Modules that another may be put in the place of.
-        self.modules = [(s, s.value) for s in self.roots if isinstance(s.value, torch.nn.Module)]
+        self.modules = self._modules()
         self.labels: list[str] = []
         self.first: Traced | None = None
         self.direct: _torch.Call | None = None
@@ -92,8 +91,8 @@ class _Site:
         self._cores: dict[Hashable, Program] = {}  # of calls that autograd records
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        for slot, module in self.modules:
-            if slot.value is not module:
+        for slot, module, mode in self.modules:
+            if slot.value is not module or module.training is not mode:
                 self._forget()
                 break
         first = self.first or self.traced(tensors)
@@ -123,10 +122,15 @@ class _Site:
         results = apply(traced.program, [*tensors, *traced.captured()])
         return pytree.tree_unflatten(results, traced.out_tree)
 
+    def _modules(self) -> list[tuple[Slot, torch.nn.Module, bool]]:
+        """Of the places: what may be replaced there, or put into another mode."""
+        found = [(slot, slot.value) for slot in self.roots]
+        return [(s, m, m.training) for s, m in found if isinstance(m, torch.nn.Module)]
+
     def _forget(self) -> None:
-        """What was traced with another module."""
+        """What was traced with another module, or in another mode of it."""
         with self._lock:
-            self.modules = [(s, s.value) for s, _ in self.modules]
+            self.modules = self._modules()
             self.first = self.direct = self.unflatten = None
             self._traced.clear()
             self._cores.clear()
