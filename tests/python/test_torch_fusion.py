@@ -558,11 +558,11 @@ def test_many_calls_leave_nothing_behind() -> None:
 
 
 def test_kept_programs_are_bounded() -> None:
-    from lawson.torch import _fusion
+    from lawson.torch import _fusion_site
 
     fused = cpu(lambda x: x + 1)
     for n in range(1, 40):
         close(fused(torch.ones(n)), torch.full((n,), 2.0))
     site, _ = fused.site((torch.ones(1),), {})
-    assert len(site._traced) == 39 <= _fusion._KEPT
+    assert len(site._traced) == 39 <= _fusion_site.KEPT
     assert isinstance(fused, Fusion)

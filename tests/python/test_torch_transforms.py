@@ -363,7 +363,7 @@ def test_opcheck() -> None:
 def test_an_exported_program_without_its_function() -> None:
     """Text alone: derivatives that are the graph's, and a refusal of those that are not."""
     from lawson.torch._fusion_op import apply
-    from lawson.torch._fusion_program import read
+    from lawson.torch._fusion_text import read
 
     args = DIFFERENTIABLE["layer"][1]
     site, tensors = cpu(layer).site(args, {})

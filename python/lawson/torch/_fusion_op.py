@@ -16,8 +16,9 @@ import torch
 from torch.autograd import forward_ad
 
 from lawson._errors import UnsupportedError
-from lawson.torch._fusion_program import Program, read
+from lawson.torch._fusion_program import Program
 from lawson.torch._fusion_run import code_of
+from lawson.torch._fusion_text import read
 from lawson.torch._trace_fx import Spec
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)

@@ -8,7 +8,6 @@ gradient, itself over a further dim) are made once.
 from __future__ import annotations
 
 import dataclasses
-import json
 import threading
 from collections.abc import Callable, Hashable, Sequence
 from typing import Any, TypeVar, cast
@@ -138,7 +137,9 @@ class Program:
 
     @property
     def text(self) -> str:
-        """See ``written``."""
+        """All of it but its function, as JSON: what an operator carries."""
+        from lawson.torch._fusion_text import written
+
         return self.once("text", lambda: written(self))
 
     # ---- derived programs --------------------------------------------------------------------
@@ -368,73 +369,4 @@ def program(
         function,
         is_derived,
         origin,
-    )
-
-
-# ---- as text -----------------------------------------------------------------------------------
-
-
-def written(made: Program) -> str:
-    """All of a program but its function, as JSON: what an operator carries."""
-
-    def spec(s: Spec) -> list[Any]:
-        return [list(s.shape), list(s.stride), str(s.dtype).removeprefix("torch."), str(s.device)]
-
-    outputs = []
-    for output in made.trace.outputs:
-        value = None if output.constant is None else output.constant.value.item()
-        kind = None if output.constant is None else output.constant.dtype
-        outputs.append([output.kind, output.index, value, kind])
-    settings = dataclasses.asdict(made.settings)
-    return json.dumps(
-        {
-            "name": made.name,
-            "labels": made.labels,
-            "specs": [spec(s) for s in made.specs],
-            "captured": len(made.captured),
-            "results": [spec(s) for s in made.results],
-            "document": made.trace.document,
-            "operands": made.trace.operands,
-            "outputs": outputs,
-            "own_gradient": made.trace.own_gradient,
-            "full_f32": made.trace.full_f32,
-            "settings": settings,
-            "is_derived": made.is_derived,
-        }
-    )
-
-
-def read(text: str) -> Program:
-    """A program of ``written``'s text: without its function, its captured tensors as arguments."""
-    from lawson._graph.values import const
-
-    found = json.loads(text)
-
-    def spec(given: list[Any]) -> Spec:
-        shape, stride, dtype, device = given
-        return Spec(tuple(shape), tuple(stride), getattr(torch, dtype), torch.device(device))
-
-    outputs = tuple(
-        Output(kind, index, None if own is None else const(value, own))
-        for kind, index, value, own in found["outputs"]
-    )
-    settings = found["settings"]
-    if settings["engines"] is not None:
-        settings["engines"] = tuple(settings["engines"])
-    return Program(
-        found["name"],
-        tuple(found["labels"]),
-        tuple(spec(s) for s in found["specs"]),
-        (),
-        tuple(spec(s) for s in found["results"]),
-        Trace(
-            found["document"],
-            tuple(found["operands"]),
-            outputs,
-            found["own_gradient"],
-            found["full_f32"],
-        ),
-        Settings(**settings),
-        None,
-        found["is_derived"],
     )

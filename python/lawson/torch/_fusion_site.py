@@ -1,0 +1,250 @@
+"""Calls of one fusion with arguments of one structure: traced once for each form, and kept.
+
+Where the function's results are the kernel's, in order, a call without a gradient is one call of
+``lawson._torch.Call``, which finds the plan by the tensors; one that autograd records finds its
+program by their forms.
+"""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import threading
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from lawson import _torch
+from lawson._errors import InvalidArgumentError
+from lawson._graph.kernels import Settings
+from lawson.torch._fusion_captured import Slot, slots_in, tensors_in
+from lawson.torch._fusion_op import apply, is_plain, recorded
+from lawson.torch._fusion_program import Program, program
+from lawson.torch._fusion_run import code_of
+from lawson.torch._trace_fx import Spec
+
+KEPT = 256  # programs of one site
+_tracing = threading.local()
+
+
+def is_tracing() -> bool:
+    """Whether a marked function is being traced in this thread."""
+    return bool(getattr(_tracing, "on", False))
+
+
+class _Otherwise(Exception):
+    """Arguments of this form are not run by the site's one call."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Traced:
+    """The program for arguments of one form."""
+
+    program: Program
+    out_tree: Any
+    slots: tuple[Slot | None, ...]  # of the captured tensors; None: the tensor itself
+    swapped: tuple[Slot, ...] = ()  # whose tensors are arguments, behind those of the function
+
+    def captured(self) -> list[torch.Tensor]:
+        return [
+            *(s.value for s in self.swapped),
+            *(
+                t if s is None else s.value
+                for s, t in zip(self.slots, self.program.captured, strict=True)
+            ),
+        ]
+
+    @property
+    def is_direct(self) -> bool:
+        """The kernel's results, in order, are the function's."""
+        core = self.program.core
+        return (
+            core is self.program
+            and len(core.specs) > 0
+            and core.trace.operands == tuple(range(len(core.specs)))
+            and [o.index for o in core.trace.outputs] == list(range(len(core.results)))
+        )
+
+
+class Site:
+    """Calls with one structure of arguments and the same settings, in one state of PyTorch's.
+
+    Args:
+      function, name, settings: of the fusion.
+      tree: the structure of its arguments.
+      fixed: those that are no tensors, by their places among the leaves.
+      labels: names of the tensors, in order.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        settings: Settings,
+        tree: Any,
+        fixed: Mapping[int, Any],
+        labels: Sequence[str],
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.settings = settings
+        self.tree = tree
+        self.fixed = dict(fixed)
+        self.labels = list(labels)
+        self.count = len(labels)
+        self.roots = [
+            *slots_in(function),
+            *(Slot("", {"": v}, "") for v in fixed.values() if isinstance(v, torch.nn.Module)),
+        ]
+        self.modules = self._modules()
+        self.first: Traced | None = None
+        self.direct: _torch.Call | None = None
+        self.unflatten: Callable[[Sequence[torch.Tensor]], Any] | None = None
+        self._lock = threading.RLock()
+        self._traced: collections.OrderedDict[Hashable, Traced] = collections.OrderedDict()
+        self._cores: dict[Hashable, Program] = {}  # of calls that autograd records
+
+    def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
+        for slot, module, mode in self.modules:
+            if slot.value is not module or module.training is not mode:
+                self._forget()
+                break
+        first = self.first or self.traced(tensors)
+        form: Hashable = None
+        direct, unflatten = self.direct, self.unflatten
+        if direct is not None and unflatten is not None:
+            given = (*tensors, *first.captured()) if first.slots else tensors
+            if is_plain(given):
+                if not (torch.is_grad_enabled() and any(t.requires_grad for t in given)):
+                    try:
+                        return unflatten(direct(*given))
+                    except _Otherwise:
+                        pass
+                    except InvalidArgumentError:
+                        self.traced(tensors)  # what no graph has, is said with its line
+                        raise
+                else:
+                    form = tuple((t.shape, t.stride(), t.dtype, t.device) for t in given)
+                    core = self._cores.get(form)
+                    if core is not None:
+                        return unflatten(recorded(core, *given))
+        traced = self.traced(tensors)
+        if form is not None and self._is_as(first, traced):
+            if len(self._cores) >= KEPT:
+                self._cores.clear()
+            self._cores[form] = traced.program
+        results = apply(traced.program, [*tensors, *traced.captured()])
+        return pytree.tree_unflatten(results, traced.out_tree)
+
+    def _modules(self) -> list[tuple[Slot, torch.nn.Module, bool]]:
+        """Of the places: what may be replaced there, or put into another mode."""
+        found = [(slot, slot.value) for slot in self.roots]
+        return [(s, m, m.training) for s, m in found if isinstance(m, torch.nn.Module)]
+
+    def _forget(self) -> None:
+        """What was traced with another module, or in another mode of it."""
+        with self._lock:
+            self.modules = self._modules()
+            self.first = self.direct = self.unflatten = None
+            self._traced.clear()
+            self._cores.clear()
+
+    def traced(self, tensors: Sequence[torch.Tensor]) -> Traced:
+        """The program for tensors of these shapes, strides, dtypes and device."""
+        specs = tuple(Spec.of(t) for t in tensors)
+        slots = tensors_in(self.roots)
+        own = [s.value for s in slots]
+        swapped = not is_plain(own)
+        key = (specs, swapped, tuple(map(Spec.of, own)) if slots else ())
+        with self._lock:
+            found = self._traced.get(key)
+            if found is not None:
+                self._traced.move_to_end(key)
+                return found
+            found = self._trace(specs, slots if swapped else [], own if not swapped else [], slots)
+            self._traced[key] = found
+            while len(self._traced) > KEPT:
+                self._traced.popitem(last=False)
+            if self.first is None and not swapped:
+                self.first = found
+                if found.is_direct:
+                    self.unflatten = _unflatten(found.out_tree)
+                    self.direct = _torch.Call(self._describe)
+            return found
+
+    def _describe(self, tensors: Sequence[Any]) -> _torch.Prepared:
+        traced, first = self.traced(tensors[: self.count]), self.first
+        if first is None or not self._is_as(first, traced):
+            raise _Otherwise
+        single = code_of(traced.program).single
+        if single is None:
+            raise _Otherwise
+        return single.describe(tensors)
+
+    def _is_as(self, a: Traced, b: Traced) -> bool:
+        """Whether both are direct, with results and captured tensors alike."""
+        return (
+            a.is_direct
+            and b.is_direct
+            and a.out_tree == b.out_tree
+            and len(a.slots) == len(b.slots)
+            and not (a.swapped or b.swapped)
+            and all(
+                s is t if p is None or q is None else p.is_as(q)
+                for p, q, s, t in zip(
+                    a.slots, b.slots, a.program.captured, b.program.captured, strict=True
+                )
+            )
+        )
+
+    def _trace(
+        self,
+        specs: tuple[Spec, ...],
+        swapped: Sequence[Slot],
+        own: Sequence[torch.Tensor],
+        slots: Sequence[Slot],
+    ) -> Traced:
+        """``swapped``: parameters that are no plain tensors (functorch's, fake ones of an export)
+        are arguments of the program, put in their places while it is traced."""
+        out_tree: Any = None
+        count = self.count
+
+        def flat(*given: torch.Tensor) -> list[Any]:
+            nonlocal out_tree
+            leaves = iter(given[:count])
+            total = count + len(self.fixed)
+            values = [self.fixed[i] if i in self.fixed else next(leaves) for i in range(total)]
+            args, kwargs = pytree.tree_unflatten(values, self.tree)
+            before = [slot.value for slot in swapped]
+            outer = is_tracing()
+            _tracing.on = True
+            try:
+                for slot, tensor in zip(swapped, given[count:], strict=True):
+                    slot.holder[slot.key] = tensor
+                results, tree = pytree.tree_flatten(self.function(*args, **kwargs))
+            finally:
+                _tracing.on = outer
+                for slot, tensor in zip(swapped, before, strict=True):
+                    slot.holder[slot.key] = tensor
+            out_tree = out_tree or tree
+            return results
+
+        labels = [*self.labels, *(s.label for s in swapped)]
+        more = tuple(Spec.of(s.value) for s in swapped)
+        known = [(s.label, t) for s, t in zip(slots, own, strict=False)]
+        settings = self.settings
+        if torch.are_deterministic_algorithms_enabled():
+            settings = dataclasses.replace(settings, deterministic=True)
+        made = program(flat, self.name, labels, (*specs, *more), settings, known=known)
+        found = [next((s for s in slots if own and s.value is t), None) for t in made.captured]
+        return Traced(made, out_tree, tuple(found), tuple(swapped))
+
+
+def _unflatten(tree: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
+    if tree.is_leaf():
+        return lambda results: results[0]
+    if tree.type is tuple and all(child.is_leaf() for child in tree.children()):
+        return tuple
+    return lambda results: pytree.tree_unflatten(list(results), tree)
