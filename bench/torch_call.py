@@ -15,11 +15,12 @@ import os
 import time
 from collections.abc import Callable
 
+import torch
+from torch.nn import functional
+
 import lawson
 import lawson.torch
-import torch
 from lawson import InvalidArgumentError, _core, _torch
-from torch.nn import functional
 
 CALLS = 200
 
