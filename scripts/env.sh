@@ -41,7 +41,7 @@ have_tool() {
   [ "$(printf '%s\n' "$2" "$have" | sort -V | head -n 1)" = "$2" ]
 }
 
-# The first command of the names given that exists and is of LLVM 14, for the same findings everywhere.
+# The first command of the names given that exists and is of LLVM 14, which formats alike everywhere.
 llvm14() {
   local name
   for name in "$1-14" "$1"; do

@@ -300,7 +300,7 @@ Status name_outputs(ir::Graph& graph, const std::vector<std::string>& names) {
       return invalid("output '{}': an input has this name", names[i]);
     } else if (other != graph.tensors.end() && other != output) {
       std::string free = other->name + "_";
-      while (find(free) != graph.tensors.end()) free += "_";
+      while (find(free) != graph.tensors.end()) free += '_';
       other->name = std::move(free);
     }
     output->name = names[i];

@@ -426,7 +426,7 @@ std::vector<Reason> reasons_of_engines(const std::vector<EngineRefusal>& refusal
     }
     std::string_view kind{status};
     if (kind.starts_with("NOT_SUPPORTED")) kind.remove_prefix(13);
-    if (kind.starts_with("_")) kind.remove_prefix(1);
+    if (kind.starts_with('_')) kind.remove_prefix(1);
     std::string field;
     std::string about = subject;
     std::string sentence = message.empty() ? "no text" : message;
