@@ -270,6 +270,7 @@ typedef enum lawson_attention_param {
   LAWSON_PARAM_SCALE = 6,           /* F B number; NaN: the config's. Selects no plan */
   LAWSON_PARAM_SEQUENCES = 7,       /* F B integer: sequences of a ragged batch; -1: the config's
                                        batch. Up to its bucket it selects no plan */
+  LAWSON_PARAM_TUNING = 8,          /* F B integer: a lawson_tuning, as in lawson_options */
   /* lawson_tensor; shapes where no other is said above */
   LAWSON_PARAM_Q = 16,                    /* F B */
   LAWSON_PARAM_K = 17,                    /* F B; with append also written */

@@ -799,6 +799,9 @@ class BasicParams {
   BasicParams& deterministic(bool value = true) {
     return set_value(LAWSON_PARAM_DETERMINISTIC, std::int32_t{value});
   }
+  BasicParams& tuning(lawson_tuning value) {
+    return set_value(LAWSON_PARAM_TUNING, static_cast<std::int64_t>(value));
+  }
   BasicParams& scale(double value) { return set_value(LAWSON_PARAM_SCALE, value); }
   BasicParams& sequences(std::int64_t count) { return set_value(LAWSON_PARAM_SEQUENCES, count); }
   BasicParams& tensor(lawson_attention_param which, const lawson_tensor& value) {

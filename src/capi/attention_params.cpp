@@ -92,6 +92,7 @@ constexpr std::array kScalars{
     ScalarAttribute{LAWSON_PARAM_DETERMINISTIC, "deterministic", Kind::flag},
     ScalarAttribute{LAWSON_PARAM_SCALE, "scale", Kind::number},
     ScalarAttribute{LAWSON_PARAM_SEQUENCES, "sequences", Kind::integer},
+    ScalarAttribute{LAWSON_PARAM_TUNING, "tuning", Kind::integer},
 };
 
 std::string_view pass_text(const AttentionParams& params) {
@@ -214,6 +215,16 @@ Status set_scalar(AttentionParams& params, const ScalarAttribute& scalar, const 
       }
       params.options.deterministic = flag != 0;
       break;
+    case LAWSON_PARAM_TUNING: {
+      if (integer < LAWSON_TUNING_OFF || integer > LAWSON_TUNING_EXHAUSTIVE) {
+        return invalid(
+            "attribute '{}': {} is not allowed; expected LAWSON_TUNING_OFF (0), "
+            "LAWSON_TUNING_QUICK (1) or LAWSON_TUNING_EXHAUSTIVE (2)",
+            scalar.name, integer);
+      }
+      params.options.tuning = static_cast<Tuning>(integer);
+      break;
+    }
     case LAWSON_PARAM_SCALE:
       if (std::isinf(number)) {
         return invalid("attribute '{}': {} is not finite", scalar.name, number);
@@ -273,6 +284,10 @@ Status get_scalar(const AttentionParams& params, const ScalarAttribute& scalar, 
     case LAWSON_PARAM_DETERMINISTIC: {
       const std::int32_t flag = params.options.deterministic ? 1 : 0;
       return give(&flag, sizeof(flag));
+    }
+    case LAWSON_PARAM_TUNING: {
+      const auto tuning = static_cast<std::int64_t>(params.options.tuning);
+      return give(&tuning, sizeof(tuning));
     }
     case LAWSON_PARAM_SCALE:
       return give(&params.scale, sizeof(params.scale));

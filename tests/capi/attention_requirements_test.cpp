@@ -384,6 +384,14 @@ TEST_F(AttentionRequirements, requirement_01_every_attribute_round_trips_and_err
   const double scale = 0.5;
   const std::int64_t limit = 4096;
   const std::int32_t on = 1;
+  const std::int64_t quick = LAWSON_TUNING_QUICK;
+  const std::int64_t fastest = 3;
+  ASSERT_TRUE(set_param(params, LAWSON_PARAM_TUNING, &quick, sizeof(quick)).ok());
+  const Status refused = set_param(params, LAWSON_PARAM_TUNING, &fastest, sizeof(fastest));
+  ASSERT_FALSE(refused.ok());
+  EXPECT_EQ(refused.error().message,
+            "attribute 'tuning': 3 is not allowed; expected LAWSON_TUNING_OFF (0), "
+            "LAWSON_TUNING_QUICK (1) or LAWSON_TUNING_EXHAUSTIVE (2)");
   ASSERT_TRUE(set_param(params, LAWSON_PARAM_SCALE, &scale, sizeof(scale)).ok());
   ASSERT_TRUE(set_param(params, LAWSON_PARAM_WORKSPACE_LIMIT, &limit, sizeof(limit)).ok());
   ASSERT_TRUE(set_param(params, LAWSON_PARAM_SEQUENCES, &limit, sizeof(limit)).ok());
@@ -401,6 +409,8 @@ TEST_F(AttentionRequirements, requirement_01_every_attribute_round_trips_and_err
   integer = 0;
   ASSERT_TRUE(get_param(params, LAWSON_PARAM_SEQUENCES, &integer, 8, &size).ok());
   EXPECT_EQ(integer, limit);
+  ASSERT_TRUE(get_param(params, LAWSON_PARAM_TUNING, &integer, 8, &size).ok());
+  EXPECT_EQ(integer, quick);
   ASSERT_TRUE(get_param(params, LAWSON_PARAM_DETERMINISTIC, &flag, 4, &size).ok());
   EXPECT_EQ(flag, 1);
   ASSERT_TRUE(get_param(params, LAWSON_PARAM_ENGINE, text.data(), text.size(), &size).ok());

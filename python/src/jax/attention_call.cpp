@@ -200,7 +200,8 @@ class AttentionCall : public Call {
         .device(device)
         .engine(attributes_.options.engine)
         .workspace_limit(attributes_.options.workspace_limit)
-        .deterministic(attributes_.options.deterministic);
+        .deterministic(attributes_.options.deterministic)
+        .tuning(attributes_.options.tuning);
     for (const auto& [name, value] : attributes_.values) {
       if (name == "scale") handle->params.scale(value);
       if (name == "sequences") handle->params.sequences(static_cast<std::int64_t>(value));

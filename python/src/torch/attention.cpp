@@ -178,7 +178,8 @@ class PreparedAttention : public Prepared {
         .device(description_.device)
         .engine(description_.options.engine)
         .workspace_limit(description_.options.workspace_limit)
-        .deterministic(description_.options.deterministic);
+        .deterministic(description_.options.deterministic)
+        .tuning(description_.options.tuning);
     for (const auto& [name, value] : description_.values) {
       if (name == "scale") handle->params.scale(value);
       if (name == "sequences") handle->params.sequences(static_cast<std::int64_t>(value));

@@ -185,12 +185,11 @@ nb::object Prepared::run(const Operands& operands) const {
     PyTuple_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), made.release().ptr());
   }
   const Workspace workspace{*place_, workspace_size_};
-  if (place_->is_cpu()) {
+  void* const stream = place_->is_cpu() ? nullptr : torch.current_stream(*place_);
+  {
+    // A launch waits where the stream's queue is full, perhaps for a callback that needs the lock.
     const nb::gil_scoped_release unlocked;
-    launch({addresses.data(), count}, workspace.data(), workspace_size_, nullptr);
-  } else {
-    launch({addresses.data(), count}, workspace.data(), workspace_size_,
-           torch.current_stream(*place_));
+    launch({addresses.data(), count}, workspace.data(), workspace_size_, stream);
   }
   if (writes_in_place_) {
     for (const Output& output : outputs_) {
