@@ -345,7 +345,7 @@ std::vector<Operand> small_operands(const std::vector<Operand>& more) {
   std::vector<Operand> operands{{Slot::q, DType::f64, {1, 1, 2, 1}, {2, 2}},
                                 {Slot::k, DType::f64, {1, 1, 2, 1}, {1, 2}},
                                 {Slot::v, DType::f64, {1, 1, 2, 1}, {10, 20}},
-                                {Slot::scale, DType::f32, {1, 1, 1, 1}, {0.5}}};
+                                {Slot::scale, DType::f64, {1, 1, 1, 1}, {0.5}}};
   operands.insert(operands.end(), more.begin(), more.end());
   return operands;
 }
