@@ -309,6 +309,18 @@ def test_vmap_of_other_operands(mapped: str) -> None:
     torch.testing.assert_close(found, torch.stack(each), **CLOSE)
 
 
+def test_batched_cotangents_are_separate_ones() -> None:
+    given = qkv()
+    do = torch.randn(3, 2, 4, 9, 16)
+    found = torch.autograd.grad(causal(*given), given, do, is_grads_batched=True)
+    o = theirs(*given)
+    for n in range(3):
+        for one, other in zip(
+            found, torch.autograd.grad(o, given, do[n], retain_graph=True), strict=True
+        ):
+            torch.testing.assert_close(one[n], other, **CLOSE)
+
+
 def test_forward_mode_is_refused() -> None:
     given = qkv(grad=False)
     with pytest.raises(lawson.UnsupportedError, match="first-order reverse-mode"):

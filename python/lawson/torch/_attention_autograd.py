@@ -75,6 +75,21 @@ class Pair:
         self.is_plain = self.results == ("o",)
         self.is_plain_backward = self.is_plain and setup.names == ("q", "k", "v")
 
+    def traced_gradients(
+        self, saved: Sequence[Tensor], grads: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...]:
+        """Of each operand, by the operator of the backward pass."""
+        from lawson.torch import _attention_ops as ops  # which are made of this
+
+        *values, o, stats = saved
+        given = dict(zip(self.results, grads, strict=True))
+        text = self.setup.text()
+
+        def backward(*operands: Tensor) -> Sequence[Tensor]:
+            return ops.call("backward", self.setup, text, operands)
+
+        return gradients(self.setup, backward, values, o, stats, given.get("o"), given.get("stats"))
+
 
 class Attend(torch.autograd.Function):
     """Eager attention with gradients: the results that the Pair names."""
@@ -96,6 +111,13 @@ class Attend(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor | None) -> Any:
         pair: Pair = ctx.pair
+        if (
+            torch._C._are_functorch_transforms_active()
+            or torch._C._len_torch_dispatch_stack()
+            or not all(x is None or torch._C._has_storage(x) for x in grads)
+        ):
+            # Batched cotangents (is_grads_batched), or a mode that looks on: as an operator.
+            return None, *pair.traced_gradients(ctx.saved_tensors, grads)
         if pair.is_plain_backward and not torch.is_grad_enabled():
             do: Any = grads[0]
             return None, *pair.backward(*ctx.saved_tensors, do)
