@@ -21,10 +21,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import lawson.torch
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+import lawson.torch
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+
 from lawson.torch import scaled_dot_product_attention
 from torch_attention_calls import Call, check
 

@@ -8,15 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import lawson
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import lawson
 from lawson._inspection import Inspection
 from lawson.torch import fusion, inspect
 from lawson.torch._inspect import of_program
-from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 BF16, F16, F32, I8, F8 = (
     torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.float8_e4m3fn

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor
+
 from fusion_cases import Case, Ops, covers, random_case
 from lawson.torch import fusion, inspect
-from torch import Tensor
 
 COUNT, GROUPS = 300, 20
 

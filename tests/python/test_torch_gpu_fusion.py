@@ -6,13 +6,14 @@ import json
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import lawson
 import pytest
 import torch
 import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lawson
 from lawson import _core
 from lawson.torch import fusion, inspect
-from torch import Tensor, nn
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available(), reason="no GPU that PyTorch sees (torch.cuda.is_available())"

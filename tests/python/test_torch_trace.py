@@ -9,13 +9,14 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import lawson
 import pytest
 import torch
 import torch.nn.functional as F
-from lawson.torch import fusion, inspect
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
+
+import lawson
+from lawson.torch import fusion, inspect
 
 torch.manual_seed(6)
 D = torch.float64
