@@ -255,6 +255,28 @@ def test_a_cache_that_is_appended_to_has_no_gradient(traced: bool) -> None:
         run(normal(2, 3, 2, 1, 2, 8) if traced else normal(2, 2, 1, 2, 8).requires_grad_())
 
 
+class _Unused(torch.autograd.Function):
+    """Its argument has no gradient, and says so with None."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> None:
+        return None
+
+
+@pytest.mark.parametrize("call", [attention, scaled_dot_product_attention])
+def test_an_output_without_a_cotangent_gives_no_gradients(call: Any) -> None:
+    q, other = normal(0, 1, 2, 4, 8).requires_grad_(), normal(1, 1, 2, 4, 8).requires_grad_()
+    _Unused.apply(call(q, q, q) + 0 * other).sum().backward()
+    assert q.grad is None and other.grad is None
+    o = call(q, q, q)
+    (_Unused.apply(o).sum() + o.sum()).backward()
+    assert q.grad is not None
+
+
 def test_second_order_is_refused() -> None:
     q = normal(0, 1, 2, 4, 8).requires_grad_()
     for call in (scaled_dot_product_attention, torch.ops.lawson.attention_forward):

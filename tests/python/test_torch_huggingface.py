@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ import torch
 
 from new_process import in_new_process
 
-if importlib.util.find_spec("transformers") is None:
-    pytest.skip("transformers is not installed", allow_module_level=True)
+installed = pytest.mark.skipif(
+    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -19,6 +21,7 @@ def _engine(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LAWSON_ENGINE", "cpu")
 
 
+@installed
 @pytest.mark.parametrize("first", ["lawson.torch", "transformers.modeling_utils"])
 def test_it_is_registered_in_any_order(first: str) -> None:
     second = {"lawson.torch", "transformers.modeling_utils"} - {first}
@@ -34,6 +37,63 @@ print("lawson" in AttentionInterface(), "lawson" in AttentionMaskInterface())
 """
     )
     assert out.split() == ["True", "True"]
+
+
+# Packages of this name with what registration looks for, to be put in front of an installed one.
+_TABLES = """
+class _Table(dict):
+    @classmethod
+    def register(cls, name, function): cls.known[name] = function
+class AttentionInterface(_Table): known = {}
+class AttentionMaskInterface(_Table): known = {}
+"""
+
+
+def _package(folder: Path, init: str, models: str = "") -> str:
+    """Code that makes this the package transformers."""
+    package = folder / "transformers"
+    package.mkdir()
+    (package / "__init__.py").write_text(init)
+    (package / "masking_utils.py").write_text("def sdpa_mask(): ...")
+    (package / "modeling_utils.py").write_text(models)
+    return f"import sys; sys.path.insert(0, {str(folder)!r})\n"
+
+
+def test_a_version_without_a_table_is_left_alone(tmp_path: Path) -> None:
+    out = in_new_process(
+        _package(tmp_path, "")
+        + """
+import lawson.torch
+import transformers.modeling_utils
+lawson.torch._huggingface.register_when_imported()  # as where it was imported before
+print(lawson.torch.attention is not None)
+"""
+    )
+    assert out.split() == ["True"]
+
+
+def test_a_module_keeps_its_loader_and_a_failed_import_is_waited_for_again(tmp_path: Path) -> None:
+    models = "import builtins\nif not hasattr(builtins, 'ready'): raise ImportError('not yet')"
+    out = in_new_process(
+        _package(tmp_path, _TABLES, models)
+        + """
+import builtins, importlib, inspect
+import lawson.torch
+before = len(sys.meta_path)
+try:
+    import transformers.modeling_utils
+except ImportError as error:
+    assert str(error) == "not yet"
+builtins.ready = True
+import transformers.modeling_utils as models
+assert len(sys.meta_path) == before - 1  # nobody waits any more
+from transformers import AttentionInterface, AttentionMaskInterface
+print("lawson" in AttentionInterface.known, "lawson" in AttentionMaskInterface.known)
+print(type(models.__spec__.loader).__name__, type(models.__loader__).__name__)
+print("ready" in inspect.getsource(models), importlib.reload(models) is models)
+"""
+    )
+    assert out.split() == ["True", "True", *["SourceFileLoader"] * 2, "True", "True"]
 
 
 def _model(kind: str, attention: str) -> Any:
@@ -62,6 +122,7 @@ def _model(kind: str, attention: str) -> Any:
     return transformers.AutoModelForCausalLM.from_config(config)
 
 
+@installed
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma2"])
 @pytest.mark.parametrize("padded", [False, True])
 def test_models_give_what_their_eager_attention_gives(kind: str, padded: bool) -> None:

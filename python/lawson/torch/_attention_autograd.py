@@ -118,8 +118,8 @@ class Attend(torch.autograd.Function):
         ):
             # Batched cotangents (is_grads_batched), or a mode that looks on: as an operator.
             return None, *pair.traced_gradients(ctx.saved_tensors, grads)
-        if pair.is_plain_backward and not torch.is_grad_enabled():
-            do: Any = grads[0]
+        do = grads[0]
+        if pair.is_plain_backward and do is not None and not torch.is_grad_enabled():
             return None, *pair.backward(*ctx.saved_tensors, do)
         *values, o, stats = ctx.saved_tensors
         given = dict(zip(pair.results, grads, strict=True))

@@ -61,9 +61,11 @@ def attention_forward(
 
 
 def register() -> None:
-    """Makes the implementation known. Imports transformers."""
-    from transformers import AttentionInterface  # type: ignore[import-not-found]
-
+    """Makes the implementation known, where this version of transformers has a table of them."""
+    try:
+        from transformers import AttentionInterface  # type: ignore[import-not-found]
+    except ImportError:
+        return  # before 4.48 implementations are classes of the models
     AttentionInterface.register(NAME, attention_forward)
     try:
         from transformers import AttentionMaskInterface
@@ -74,7 +76,10 @@ def register() -> None:
 
 
 class _Loader(importlib.abc.Loader):
-    """A module's own loader, and the registration after it."""
+    """A module's own loader, and the registration after it.
+
+    For the time of the import alone: the module keeps its own.
+    """
 
     def __init__(self, own: importlib.abc.Loader) -> None:
         self._own = own
@@ -83,28 +88,39 @@ class _Loader(importlib.abc.Loader):
         return self._own.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = self._own
+        module.__loader__ = self._own
         self._own.exec_module(module)
+        if _FINDER in sys.meta_path:
+            sys.meta_path.remove(_FINDER)
         register()
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Waits for the import of transformers' models."""
+    """Waits for the import of transformers' models, until one succeeds."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         if name != _MODULE:
             return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader)
-        return spec
+        for finder in sys.meta_path:
+            find = None if finder is self else getattr(finder, "find_spec", None)
+            spec = None if find is None else find(name, path, target)
+            if spec is not None:
+                if hasattr(spec.loader, "exec_module"):
+                    spec.loader = _Loader(spec.loader)
+                return spec
+        return None
+
+
+_FINDER = _Finder()
 
 
 def register_when_imported() -> None:
     """Registers now where transformers' models are imported, else when they will be."""
     if _MODULE in sys.modules:
         register()
-    else:
-        sys.meta_path.insert(0, _Finder())
+    elif _FINDER not in sys.meta_path:
+        sys.meta_path.insert(0, _FINDER)
