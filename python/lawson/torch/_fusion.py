@@ -21,16 +21,17 @@ from torch.utils import _pytree as pytree
 from lawson import _settings
 from lawson._errors import InvalidArgumentError
 from lawson._graph.kernels import Settings
+from lawson.torch._fusion_around import exact
 from lawson.torch._fusion_dynamo import marked
 from lawson.torch._fusion_run import said
-from lawson.torch._fusion_site import Site, is_tracing
+from lawson.torch._fusion_site import Kind, Site, is_tracing
 
 _KEPT = 256  # kinds of arguments of one fusion
 
-_Sites: TypeAlias = "collections.OrderedDict[Hashable, Site]"
+_Kinds: TypeAlias = "collections.OrderedDict[Hashable, Kind]"
 
 
-class _Kept(dict["Fusion", _Sites]):
+class _Kept(dict["Fusion", _Kinds]):
     """What a module keeps for the fusions that it is an argument of; a copy begins empty."""
 
     def __deepcopy__(self, memo: Any) -> _Kept:
@@ -41,9 +42,9 @@ class _Kept(dict["Fusion", _Sites]):
 
 
 def _kept_by(module: torch.nn.Module) -> _Kept:
-    found: _Kept | None = module.__dict__.get("_lawson_sites")
+    found: _Kept | None = module.__dict__.get("_lawson_kinds")
     if found is None:
-        found = module.__dict__.setdefault("_lawson_sites", _Kept())
+        found = module.__dict__.setdefault("_lawson_kinds", _Kept())
     return found
 
 
@@ -57,7 +58,7 @@ class Fusion:
         self._settings = settings
         self._said = json.dumps(dataclasses.asdict(settings))
         self._lock = threading.Lock()
-        self._sites: _Sites = collections.OrderedDict()
+        self._kinds: _Kinds = collections.OrderedDict()
         inner = innermost(function)
         functools.update_wrapper(self, inner, updated=())
         self.__wrapped__ = function
@@ -96,7 +97,7 @@ class Fusion:
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[Site, Sequence[torch.Tensor]]:
         """What runs calls with such arguments, and the tensors among them."""
-        sites = self._sites
+        kinds = self._kinds
         tensors: Sequence[torch.Tensor] = args
         fixed: dict[int, Any] = {}
         shape: Any = len(args)
@@ -111,42 +112,41 @@ class Fusion:
         if fixed:
             modules = [x for x in fixed.values() if isinstance(x, torch.nn.Module)]
             if modules:  # they live as long as the first of them
-                sites = _kept_by(modules[0]).setdefault(self, collections.OrderedDict())
+                kinds = _kept_by(modules[0]).setdefault(self, collections.OrderedDict())
             known = tuple(
-                (i, type(x), (id(x), x.training) if isinstance(x, torch.nn.Module) else x)
-                for i, x in fixed.items()
+                (i, id(x) if isinstance(x, torch.nn.Module) else exact(x)) for i, x in fixed.items()
             )
         device = tensors[0].device.type if tensors else "cpu"
         key = (shape, known, _state(device))
         try:
-            found = sites.get(key)
+            found = kinds.get(key)
         except TypeError as error:
             self._labels(args, kwargs)
             raise InvalidArgumentError(
                 f"fusion '{self.__name__}': arguments that are no tensors must be hashable: {error}"
             ) from error
         if found is None:
-            found = self._new_site(sites, key, args, kwargs, fixed)
-        return found, tensors
+            found = self._new_kind(kinds, key, args, kwargs, fixed)
+        return found.site(), tensors
 
-    def _new_site(
+    def _new_kind(
         self,
-        sites: _Sites,
+        kinds: _Kinds,
         key: Hashable,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         fixed: Mapping[int, Any],
-    ) -> Site:
+    ) -> Kind:
         tree, labels = (
             pytree.tree_structure((tuple(args), dict(kwargs))),
             self._labels(args, kwargs),
         )
-        site = Site(self._function, self.__name__, self._settings, tree, fixed, labels)
+        kind = Kind(self._function, self.__name__, self._settings, tree, fixed, labels)
         with self._lock:
-            site = sites.setdefault(key, site)
-            while len(sites) > _KEPT:
-                sites.popitem(last=False)
-        return site
+            kind = kinds.setdefault(key, kind)
+            while len(kinds) > _KEPT:
+                kinds.popitem(last=False)
+        return kind
 
     def _labels(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[str]:
         """Of the tensors. Raises ``InvalidArgumentError`` where there are arrays of others."""

@@ -19,13 +19,15 @@ from torch.utils import _pytree as pytree
 from lawson import _torch
 from lawson._errors import InvalidArgumentError
 from lawson._graph.kernels import Settings
-from lawson.torch._fusion_captured import Slot, slots_in, tensors_in
+from lawson.torch._fusion_around import Around
+from lawson.torch._fusion_captured import Slot
 from lawson.torch._fusion_op import apply, is_plain, recorded
 from lawson.torch._fusion_program import Program, program
 from lawson.torch._fusion_run import code_of
 from lawson.torch._trace_fx import Spec
 
 KEPT = 256  # programs of one site
+STATES = 32  # of what is around one kind of calls
 _tracing = threading.local()
 
 
@@ -68,7 +70,7 @@ class Traced:
         )
 
 
-class Site:
+class Kind:
     """Calls with one structure of arguments and the same settings, in one state of PyTorch's.
 
     Args:
@@ -93,28 +95,57 @@ class Site:
         self.tree = tree
         self.fixed = dict(fixed)
         self.labels = list(labels)
-        self.count = len(labels)
-        self.roots = [
-            *slots_in(function),
-            *(Slot("", {"": v}, "") for v in fixed.values() if isinstance(v, torch.nn.Module)),
-        ]
-        self.modules = self._modules()
+        self._given = [v for v in fixed.values() if isinstance(v, torch.nn.Module)]
+        self._lock = threading.Lock()
+        self._sites: collections.OrderedDict[Hashable, Site] = collections.OrderedDict()
+        self._now: tuple[Around, Site] | None = None
+
+    def site(self) -> Site:
+        """What runs calls while the function finds around it what it finds now."""
+        now = self._now
+        if now is not None and (now[0].is_empty or now[0].holds()):
+            return now[1]
+        return self.look()
+
+    def look(self) -> Site:
+        """The same, by a walk."""
+        around = Around(self.function, self._given)
+        with self._lock:
+            if self._now is not None and not self._now[0].is_of(around.objects):
+                self._sites.clear()
+            found = self._sites.get(around.key)
+            if found is None:
+                found = self._sites[around.key] = Site(self, around)
+                while len(self._sites) > STATES:
+                    self._sites.popitem(last=False)
+            self._sites.move_to_end(around.key)
+            self._now = (around, found)
+        return found
+
+
+class Site:
+    """Calls of one kind, in one state of what the function finds around it."""
+
+    def __init__(self, kind: Kind, around: Around) -> None:
+        self.kind = kind
+        self.around = around
+        self.count = len(kind.labels)
         self.first: Traced | None = None
         self.direct: _torch.Call | None = None
-        self.unflatten: Callable[[Sequence[torch.Tensor]], Any] | None = None
+        self._fast: tuple[Traced, _torch.Call, Callable[[Sequence[torch.Tensor]], Any]] | None
+        self._fast = None
         self._lock = threading.RLock()
         self._traced: collections.OrderedDict[Hashable, Traced] = collections.OrderedDict()
         self._cores: dict[Hashable, Program] = {}  # of calls that autograd records
 
     def __call__(self, tensors: Sequence[torch.Tensor]) -> Any:
-        for slot, module, mode in self.modules:
-            if slot.value is not module or module.training is not mode:
-                self._forget()
-                break
-        first = self.first or self.traced(tensors)
         form: Hashable = None
-        direct, unflatten = self.direct, self.unflatten
-        if direct is not None and unflatten is not None:
+        fast = self._fast
+        if fast is None and self.first is None and self._are_tensors():
+            self.traced(tensors)
+            fast = self._fast
+        if fast is not None:
+            first, direct, unflatten = fast
             given = (*tensors, *first.captured()) if first.slots else tensors
             if is_plain(given):
                 if not (torch.is_grad_enabled() and any(t.requires_grad for t in given)):
@@ -130,6 +161,8 @@ class Site:
                     core = self._cores.get(form)
                     if core is not None:
                         return unflatten(recorded(core, *given))
+        if not self._are_tensors():
+            return self.kind.look()(tensors)  # a number, say, in the place of one
         traced = self.traced(tensors)
         if form is not None and self._is_as(first, traced):
             if len(self._cores) >= KEPT:
@@ -138,23 +171,13 @@ class Site:
         results = apply(traced.program, [*tensors, *traced.captured()])
         return pytree.tree_unflatten(results, traced.out_tree)
 
-    def _modules(self) -> list[tuple[Slot, torch.nn.Module, bool]]:
-        """Of the places: what may be replaced there, or put into another mode."""
-        found = [(slot, slot.value) for slot in self.roots]
-        return [(s, m, m.training) for s, m in found if isinstance(m, torch.nn.Module)]
-
-    def _forget(self) -> None:
-        """What was traced with another module, or in another mode of it."""
-        with self._lock:
-            self.modules = self._modules()
-            self.first = self.direct = self.unflatten = None
-            self._traced.clear()
-            self._cores.clear()
+    def _are_tensors(self) -> bool:
+        return all(isinstance(s.value, torch.Tensor) for s in self.around.tensors)
 
     def traced(self, tensors: Sequence[torch.Tensor]) -> Traced:
         """The program for tensors of these shapes, strides, dtypes and device."""
         specs = tuple(Spec.of(t) for t in tensors)
-        slots = tensors_in(self.roots)
+        slots = self.around.tensors
         own = [s.value for s in slots]
         swapped = not is_plain(own)
         key = (specs, swapped, tuple(map(Spec.of, own)) if slots else ())
@@ -170,8 +193,8 @@ class Site:
             if self.first is None and not swapped:
                 self.first = found
                 if found.is_direct:
-                    self.unflatten = _unflatten(found.out_tree)
                     self.direct = _torch.Call(self._describe)
+                    self._fast = (found, self.direct, _unflatten(found.out_tree))
             return found
 
     def _describe(self, tensors: Sequence[Any]) -> _torch.Prepared:
@@ -192,7 +215,7 @@ class Site:
             and len(a.slots) == len(b.slots)
             and not (a.swapped or b.swapped)
             and all(
-                s is t if p is None or q is None else p.is_as(q)
+                s is t if p is None or q is None else p is q
                 for p, q, s, t in zip(
                     a.slots, b.slots, a.program.captured, b.program.captured, strict=True
                 )
@@ -209,21 +232,21 @@ class Site:
         """``swapped``: parameters that are no plain tensors (functorch's, fake ones of an export)
         are arguments of the program, put in their places while it is traced."""
         out_tree: Any = None
-        count = self.count
+        kind, count = self.kind, self.count
 
         def flat(*given: torch.Tensor) -> list[Any]:
             nonlocal out_tree
             leaves = iter(given[:count])
-            total = count + len(self.fixed)
-            values = [self.fixed[i] if i in self.fixed else next(leaves) for i in range(total)]
-            args, kwargs = pytree.tree_unflatten(values, self.tree)
+            total = count + len(kind.fixed)
+            values = [kind.fixed[i] if i in kind.fixed else next(leaves) for i in range(total)]
+            args, kwargs = pytree.tree_unflatten(values, kind.tree)
             before = [slot.value for slot in swapped]
             outer = is_tracing()
             _tracing.on = True
             try:
                 for slot, tensor in zip(swapped, given[count:], strict=True):
                     slot.holder[slot.key] = tensor
-                results, tree = pytree.tree_flatten(self.function(*args, **kwargs))
+                results, tree = pytree.tree_flatten(kind.function(*args, **kwargs))
             finally:
                 _tracing.on = outer
                 for slot, tensor in zip(swapped, before, strict=True):
@@ -231,13 +254,13 @@ class Site:
             out_tree = out_tree or tree
             return results
 
-        labels = [*self.labels, *(s.label for s in swapped)]
+        labels = [*kind.labels, *(s.label for s in swapped)]
         more = tuple(Spec.of(s.value) for s in swapped)
         known = [(s.label, t) for s, t in zip(slots, own, strict=False)]
-        settings = self.settings
+        settings = kind.settings
         if torch.are_deterministic_algorithms_enabled():
             settings = dataclasses.replace(settings, deterministic=True)
-        made = program(flat, self.name, labels, (*specs, *more), settings, known=known)
+        made = program(flat, kind.name, labels, (*specs, *more), settings, known=known)
         found = [next((s for s in slots if own and s.value is t), None) for t in made.captured]
         return Traced(made, out_tree, tuple(found), tuple(swapped))
 

@@ -1,0 +1,258 @@
+"""What a marked function reads that is no argument, as far as a program depends on it.
+
+Modules with their modes, submodules and hooks; the numbers, words and functions that code which the
+function reaches names, where they are attributes, globals or variables. A picture of that is taken
+by a walk, which costs what a trace may cost; that it still holds is seen in well under a
+microsecond. Values of tensors are no part of it: they are read from their places at each call.
+"""
+
+from __future__ import annotations
+
+import enum
+import functools
+import operator
+import types
+from collections.abc import Hashable, Sequence
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from lawson.torch._fusion_captured import Slot, cell_of, unbound
+
+_MISSING = object()
+_VALUES = (int, float, complex, str, bytes, types.NoneType, enum.Enum, np.generic, torch.dtype,
+           torch.device)  # fmt: skip
+_FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+
+
+def exact(value: Any) -> Hashable:
+    """A setting as a key: of another type or sign of zero it is another one."""
+    if isinstance(value, (float, np.floating)):
+        return (type(value), float(value).hex())
+    if isinstance(value, (complex, np.complexfloating)):
+        return (type(value), float(value.real).hex(), float(value.imag).hex())
+    if isinstance(value, tuple):
+        return (type(value), *map(exact, value))
+    if isinstance(value, frozenset):
+        return (frozenset, frozenset(map(exact, value)))
+    if isinstance(value, slice):
+        return (slice, exact(value.start), exact(value.stop), exact(value.step))
+    return (type(value), cast(Hashable, value))
+
+
+def _is_value(value: Any) -> bool:
+    if isinstance(value, tuple):
+        return all(map(_is_value, value))
+    return isinstance(value, _VALUES)
+
+
+def _plain(value: Any) -> Any:
+    """The function of Python's that a method, a property or a marked function is; None: none."""
+    for name in ("__func__", "fget", "__wrapped__"):
+        value = getattr(value, name, None) or value
+    return value if isinstance(value, types.FunctionType) else None
+
+
+def _names(code: types.CodeType) -> set[str]:
+    found = {*code.co_names, *code.co_freevars}
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found |= _names(inner)
+    return found
+
+
+def _bases(cls: type) -> list[type]:
+    """Those that may have something of the user's."""
+    return [c for c in cls.__mro__ if c not in (torch.nn.Module, object)]
+
+
+class Around:
+    """A picture, made by a walk from a function and the modules among its arguments.
+
+    ``tensors`` are the places of tensors, in a fixed order; ``key`` what a program depends on, for
+    these very ``objects``.
+    """
+
+    def __init__(self, function: Any, given: Sequence[torch.nn.Module]) -> None:
+        self.objects: list[Any] = []  # modules, other objects with attributes, hooks
+        self.tensors: list[Slot] = []
+        self._watched: list[tuple[Any, str, Any]] = []
+        self._equal: list[Any] = []
+        self._sized: list[Any] = []
+        self._seen: set[Any] = set()
+        self._named: set[str] = set()
+        self._codes: list[types.FunctionType] = []
+        inner, bound = unbound(function)
+        self._home = str(getattr(_plain(inner), "__module__", None)).split(".")[0]
+        for slot in bound:
+            self._place(slot, called=not self._has(slot.value, inner))
+        for module in given:
+            self._place(Slot("", {"": module}, ""), called=not self._has(module, inner))
+        if _plain(inner) is not None:
+            self._function(_plain(inner))
+        else:
+            self._place(Slot("", {"": inner}, ""), called=True)
+        self._attributes()
+        self._copies = [dict(d) for d in self._equal]
+        self._sizes = [len(d) for d in self._sized]
+        first: dict[int, int] = {}
+        same = [first.setdefault(id(s.value), i) for i, s in enumerate(self.tensors)]
+        self._ties = [(self.tensors[i], self.tensors[j]) for i, j in enumerate(same) if i != j]
+        self.is_empty = not (self._watched or self._equal or self._ties)
+        self.key: Hashable = (
+            tuple((key, exact(value)) for _, key, value in self._watched),
+            tuple(slot.label for slot in self.tensors),
+            tuple(same),
+        )
+
+    def holds(self) -> bool:
+        """Whether a walk would find the same."""
+        for holder, key, value in self._watched:
+            if holder.get(key, _MISSING) is not value:
+                return False
+        return (
+            self._equal == self._copies
+            and list(map(len, self._sized)) == self._sizes
+            and all(a.value is b.value for a, b in self._ties)
+        )
+
+    def is_of(self, objects: Sequence[Any]) -> bool:
+        """Whether it is a picture of these very objects."""
+        return len(objects) == len(self.objects) and all(map(operator.is_, objects, self.objects))
+
+    # ---- the walk ------------------------------------------------------------------------------
+
+    def _has(self, owner: Any, function: Any) -> bool:
+        """Whether ``function`` is a method of the object: its ``forward`` is not what runs."""
+        wanted = _plain(function)
+        found = (_plain(v) for c in _bases(type(owner)) for v in vars(c).values())
+        return wanted is not None and any(f is wanted for f in found)
+
+    def _function(self, function: types.FunctionType) -> None:
+        """What code names; what it closes over and its globals too where it is of the same package
+        as the marked function."""
+        code = function.__code__
+        if code in self._seen:
+            return
+        self._seen.add(code)
+        self._named |= _names(code)
+        if str(function.__module__).split(".")[0] != self._home:
+            return
+        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            self._place(Slot(name, cell_of(cell), name))
+        space = function.__globals__
+        for name in sorted(_names(code) & space.keys()):
+            value = space[name]
+            if isinstance(value, type):
+                continue
+            if _plain(value) is not None:
+                self._function(_plain(value))
+            else:
+                self._place(Slot(name, space, name))
+
+    def _place(self, slot: Slot, called: bool = True) -> None:
+        value = slot.value
+        if isinstance(value, torch.Tensor):
+            self._tensor(slot)
+        elif _is_value(value) or isinstance(value, _FUNCTIONS):
+            self._watch(slot.holder, slot.key, value)
+            if _plain(value) is not None:
+                self._function(_plain(value))
+        elif isinstance(value, torch.nn.Module):
+            self._watch(slot.holder, slot.key, value)
+            self._module(slot.label, value, called)
+        elif _plain(value) is not None:
+            self._watch(slot.holder, slot.key, value)
+            self._function(_plain(value))
+        elif _has_attributes(value):
+            self._watch(slot.holder, slot.key, value)
+            self._object(slot.label, value, called)
+
+    def _watch(self, holder: Any, key: str, value: Any) -> None:
+        if not (key == "" and type(holder) is dict):  # what a call hands over, or is bound
+            self._watched.append((holder, key, value))
+
+    def _tensor(self, slot: Slot) -> None:
+        place = (id(getattr(slot.holder, "cell", slot.holder)), slot.key)
+        if place not in self._seen:
+            self._seen.add(place)
+            self.tensors.append(slot)
+
+    def _module(self, label: str, module: torch.nn.Module, called: bool) -> None:
+        for path, inner in module.named_modules():
+            name = ".".join(p for p in (label, path) if p)
+            self._object(name, inner, called or inner is not module)
+
+    def _object(self, label: str, value: Any, called: bool) -> None:
+        if ("object", id(value)) in self._seen:
+            return
+        self._seen.add(("object", id(value)))
+        self.objects.append(value)
+        holders = [vars(value)]
+        if isinstance(value, torch.nn.Module):
+            holders = [value._parameters, value._buffers, *holders]
+            self._watch(vars(value), "training", value.training)
+            for holder in holders[:2]:
+                self._sized.append(holder)
+                for key, tensor in holder.items():
+                    if tensor is None:
+                        self._watch(holder, key, None)
+            self._equal.append(value._modules)
+            for hooks in (getattr(value, name) for name in _HOOKS):
+                self._equal.append(hooks)
+                self.objects.extend(hooks.values())
+        for holder in holders:
+            for key, tensor in list(holder.items()):
+                if isinstance(tensor, torch.Tensor):
+                    name = ".".join(part for part in (label, key) if part)
+                    self._tensor(Slot(name, holder, key))
+        if called:
+            self._methods(type(value), {"forward", "__call__"})
+
+    def _methods(self, cls: type, names: set[str]) -> None:
+        for base in _bases(cls):
+            for name in names & vars(base).keys():
+                function = _plain(vars(base)[name])
+                if function is not None:
+                    self._function(function)
+
+    def _attributes(self) -> None:
+        """Of all objects, those that code names; objects that are found there are more of them, and
+        methods more code."""
+        done: set[tuple[int, str]] = set()
+        size = (-1, -1)
+        while size != (len(self.objects), len(self._named)):
+            size = (len(self.objects), len(self._named))
+            for value in list(self.objects):
+                if not _has_attributes(value) and not isinstance(value, torch.nn.Module):
+                    continue
+                self._methods(type(value), set(self._named))
+                for name in sorted(self._named):
+                    if (id(value), name) not in done:
+                        done.add((id(value), name))
+                        self._attribute(value, name)
+
+    def _attribute(self, owner: Any, name: str) -> None:
+        own = vars(owner)
+        if name in own:
+            if name != "training":
+                self._place(Slot(name, own, name))
+            return
+        for base in _bases(type(owner)):
+            value = vars(base).get(name, _MISSING)
+            if _is_value(value):
+                self._watched += [(own, name, _MISSING), (vars(base), name, value)]
+            if value is not _MISSING:
+                return
+
+
+def _has_attributes(value: Any) -> bool:
+    """An object of the user's, in whose attributes a function may find something."""
+    kind = type(value)
+    return (
+        not isinstance(value, (type, types.ModuleType, torch.nn.Module, functools.partial))
+        and not kind.__module__.startswith(("torch", "lawson", "builtins"))
+        and isinstance(getattr(value, "__dict__", None), dict)
+    )
