@@ -235,7 +235,7 @@ class Setup:
                         f" has {size} at axis {axis} ({LETTERS[letter]}); expected {allowed}, as "
                         f"{label(where[letter])} says",
                     )
-        if sizes["g"] == 0 or sizes["h"] % sizes["g"] != 0:
+        if sizes["h"] % sizes["g"] if sizes["g"] else sizes["h"]:
             raise InvalidArgumentError(
                 f"{label('q')} has {sizes['h']} heads and {label('k')} has {sizes['g']}; those of "
                 f"{label('q')} must be a multiple"

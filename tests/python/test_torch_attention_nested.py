@@ -95,8 +95,11 @@ def test_sequences_of_two_kinds() -> None:
 def test_what_is_no_such_tensor_is_named() -> None:
     q = jagged(4, 8)
     dense = torch.randn(4, 5, 4, 8)
-    with pytest.raises(lawson.InvalidArgumentError, match="k: is not nested"):
-        attention(q, dense, dense)
+    for given, name in (((q, dense, dense), "k"), ((dense, q, q), "q")):
+        with pytest.raises(lawson.InvalidArgumentError, match=f"^{name}: is not nested"):
+            attention(*given)
+    with pytest.raises(lawson.InvalidArgumentError, match="^value: is not nested"):
+        scaled_dot_product_attention(*[q.transpose(1, 2)] * 2, dense)
     with pytest.raises(lawson.InvalidArgumentError, match="q: its ragged axis is not 2"):
         attention(q, q, q, layout="bhsd")
     with pytest.raises(lawson.InvalidArgumentError, match="layout: 'thd' is not allowed"):
@@ -104,5 +107,30 @@ def test_what_is_no_such_tensor_is_named() -> None:
     old = torch.nested.nested_tensor([torch.randn(2, 4, 8)], layout=torch.strided)
     with pytest.raises(lawson.UnsupportedError, match="torch.jagged"):
         attention(old, old, old)
-    with pytest.raises(lawson.InvalidArgumentError, match="cu_seqlens_q: not together"):
-        attention(q, q, q, cu_seqlens_q=torch.tensor([0, 1]))
+    for name in (
+        *("cu_seqlens_q", "cu_seqlens_kv_padded", "cu_seqlens_q_padded"),
+        *("page_table_v", "v_new"),
+    ):
+        more: Any = {name: torch.tensor([0, 1])}
+        with pytest.raises(lawson.InvalidArgumentError, match=f"{name}: not together"):
+            attention(q, q, q, **more)
+
+
+def test_grouped_heads_are_said() -> None:
+    q = jagged(4, 8)
+    turned, fewer = q.transpose(1, 2), jagged(2, 8, q).transpose(1, 2)
+    with pytest.raises(lawson.InvalidArgumentError, match="key: 2 heads .* or enable_gqa=True"):
+        scaled_dot_product_attention(turned, fewer, fewer)
+    o = scaled_dot_product_attention(turned, fewer, fewer, enable_gqa=True)
+    assert o.shape == turned.shape
+
+
+def test_nested_tensors_are_autocast() -> None:
+    q = jagged(4, 8)
+    turned = q.transpose(1, 2)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = attention(q, q, q), scaled_dot_product_attention(turned, turned, turned)
+    for o in found:
+        assert o.is_nested and o.dtype == torch.bfloat16
+    found[0].values().float().sum().backward()
+    assert q.grad is not None and q.grad.dtype == torch.float32

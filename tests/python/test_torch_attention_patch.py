@@ -42,8 +42,8 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         Prepared = lawson._torch.Prepared
 
     def forget() -> None:
-        _sdpa._forms.clear()
-        _attention_run._runners.clear()
+        _sdpa.form_for.cache_clear()
+        _attention_run.runner_of.cache_clear()
         _attention_call.pair_for.cache_clear()
         _attention_call.runner_for.cache_clear()
 
@@ -108,6 +108,20 @@ def test_nested_contexts_and_options(runs: list[str]) -> None:
             F.scaled_dot_product_attention(q, q, q)
         F.scaled_dot_product_attention(q, q, q)
     assert runs == ["forward reference", "forward cpu", "forward reference"]
+
+
+def test_options_are_checked_before_anything_runs() -> None:
+    bad: list[tuple[dict[str, Any], str]] = [
+        ({"engin": "cpu"}, "engin: 'cpu' is not allowed; expected keywords of .*, engine, "),
+        ({"engine": "flash"}, "engine: 'flash' is not allowed"),
+        ({"deterministic": 1}, "deterministic: 1 is not allowed"),
+        ({"query": torch.zeros(1)}, "query: an array .* is not allowed"),
+        ({"enable_gqa": "yes"}, "enable_gqa: 'yes' is not allowed"),
+        ({"sink": 3}, "sink: 3 is not allowed"),
+    ]
+    for options, message in bad:
+        with pytest.raises(lawson.InvalidArgumentError, match=message):
+            patch(**options)
 
 
 def test_another_thread_goes_on_with_torchs(runs: list[str]) -> None:

@@ -356,6 +356,24 @@ def test_checkpoint_draws_the_same_mask_again(reentrant: bool) -> None:
         assert torch.equal(x.grad, gradient)  # type: ignore[arg-type]
 
 
+def test_autocast_holds_for_every_form() -> None:
+    q = torch.randn(2, 9, 4, 16, requires_grad=True)
+    bias = torch.randn(1, 4, 9, 9)
+    qkv = torch.randn(2, 9, 3, 4, 16)
+    expected = attention(*[q.bfloat16()] * 3, bias=bias.bfloat16())
+    cache, new = torch.zeros(2, 9, 4, 16), torch.ones(2, 1, 4, 16)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        o = attention(q, q, q, bias=bias)
+        assert attention(qkv, layout="bs3hd").dtype == torch.bfloat16
+        more: Any = {"k_new": new, "v_new": new, "seqlens_kv": torch.tensor([9, 4])}
+        with torch.no_grad():  # what is written to has a dtype already
+            written = attention(q[:, :1], cache, cache.clone(), **more)
+    assert torch.equal(o, expected) and o.dtype == torch.bfloat16
+    assert written.dtype == torch.float32 and bool((cache[0, 8] == 1).all())
+    o.float().sum().backward()
+    assert q.grad is not None and q.grad.dtype == torch.float32
+
+
 @pytest.mark.parametrize("compiled", [False, True])
 def test_autocast_is_that_of_torchs_own(compiled: bool) -> None:
     torch._dynamo.reset()
@@ -396,7 +414,9 @@ def test_deterministic_algorithms_are_respected() -> None:
         from lawson.torch import _sdpa
 
         causal(*given)
-        assert any(form.forward.setup.deterministic for form in _sdpa._forms.values())
+        more = ((-1, -1), 0.0, False, True, "cpu", None, "off")
+        form = _sdpa.form_for(True, None, False, *more)
+        assert form.forward.setup.deterministic and form.pair.forward._call.prepared()
     finally:
         torch.use_deterministic_algorithms(False)
 
@@ -416,8 +436,7 @@ def test_inspect_names_what_runs(engine: str) -> None:
     step(q)
     from lawson.torch import _sdpa
 
-    (form,) = [f for f in _sdpa._forms.values() if f.forward.setup.scale == 0.21
-               and f.forward.setup.choice.engine == engine]  # fmt: skip
+    form = _sdpa.form_for(False, 0.21, False, (-1, -1), 0.0, False, False, engine, None, "off")
     for told, runner in ((forward, form.pair.forward), (backward, form.pair.backward)):
         (prepared,) = runner._call.prepared()
         assert (prepared.plan_id, prepared.engine) == (told.plan_id, engine)

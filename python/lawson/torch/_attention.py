@@ -83,9 +83,10 @@ def attention(
         bias.
       page_table_k, page_table_v: i32[b, pages]; k and v are then pages, `[pages, page, heads,
         depth]` in `bshd`, and `seqlens_kv` the lengths. `page_table_v` defaults to `page_table_k`.
-        No gradients.
+        Numbers that are no page's are those of the first or last page. No gradients.
       k_new, v_new: new tokens, written in place to the end of the caches k and v before they are
-        used; `seqlens_kv` counts them. No gradients.
+        used; `seqlens_kv` counts them, and has to leave room for them: lengths beyond the caches
+        are cut off, and the last slots overwritten. k and v are two tensors. No gradients.
       bias: added to the scores, broadcastable to `[b, h, sq, skv]`; `bias_kind="pre_scale"`: to
         Q K^T, before scale and softcap.
       attn_mask: bool, true keeps, or a float mask that is added, as a `post_scale` bias is (it has
@@ -117,15 +118,19 @@ def attention(
         allowed.
       lawson.UnsupportedError: no engine has it.
     """
-    if isinstance(q, Tensor) and q.is_nested:
+    if any(isinstance(x, Tensor) and x.is_nested for x in (q, k, v)):
         unpacked = nested.ragged(layout, q, k, v)
         given = {
             "cu_seqlens_q": cu_seqlens_q,
             "cu_seqlens_kv": cu_seqlens_kv,
+            "cu_seqlens_q_padded": cu_seqlens_q_padded,
+            "cu_seqlens_kv_padded": cu_seqlens_kv_padded,
             "max_seqlen_q": max_seqlen_q,
             "max_seqlen_kv": max_seqlen_kv,
             "page_table_k": page_table_k,
+            "page_table_v": page_table_v,
             "k_new": k_new,
+            "v_new": v_new,
         }
         for name, value in given.items():
             if value is not None:
@@ -167,6 +172,8 @@ def attention(
         back += results[len(results) - dense :]
         return back[0] if len(back) == 1 else tuple(back)
 
+    if k_new is None:  # else the caches' dtype is the call's
+        q, k, v, bias, attn_mask = arguments.autocast(q, k, v, bias, attn_mask)
     words, q, k, v = arguments.unpacked(layout, q, k, v)
     mask = _settings.word("mask", mask, MASKS)
     softmax_kind = _settings.word("softmax", softmax, arguments.SOFTMAXES)
@@ -225,6 +232,7 @@ def attention(
             "dropped": dropped,
             **settled(deterministic, engine, workspace_limit, tuning),
         },
+        operands.labels,
     )
     found = tuple(named.values())
     return found[0] if len(found) == 1 else found

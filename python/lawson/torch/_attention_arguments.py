@@ -35,18 +35,26 @@ def type_text(x: Tensor) -> str:
 
 
 def tensor(name: str, value: Any) -> Tensor:
-    if isinstance(value, Tensor):
-        return value
-    _settings.refuse(name, value, "a torch.Tensor")
+    if not isinstance(value, Tensor):
+        _settings.refuse(name, value, "a torch.Tensor")
+    if value.layout is not torch.strided:
+        raise InvalidArgumentError(
+            f"{name}: a tensor of layout {value.layout} is not allowed here; expected torch.strided"
+        )
+    return value
 
 
 def floats(name: str, value: Any) -> Tensor:
     x = tensor(name, value)
-    if x.dtype not in FLOAT_TYPES:
-        raise InvalidArgumentError(
-            f"{name}: dtype {type_text(x)} is not allowed; expected one of {', '.join(FLOATS)}"
-        )
+    float_type(name, x.dtype)
     return x
+
+
+def float_type(name: str, dtype: torch.dtype) -> None:
+    if dtype not in FLOAT_TYPES:
+        raise InvalidArgumentError(
+            f"{name}: dtype {str(dtype)[6:]} is not allowed; expected one of {', '.join(FLOATS)}"
+        )
 
 
 def integers(name: str, value: Any, least: int, most: int) -> Tensor:
@@ -56,6 +64,8 @@ def integers(name: str, value: Any, least: int, most: int) -> Tensor:
         raise InvalidArgumentError(
             f"{name}: dtype {type_text(x)} is not allowed; expected integers, int32"
         )
+    if x.dtype.itemsize < 4:  # which may not hold the bounds
+        x = x.to(torch.int32)
     return x.clamp(least, most).to(torch.int32)
 
 
@@ -98,6 +108,21 @@ def output_dtype(given: Any, own: torch.dtype) -> str | None:
     if given not in FLOAT_TYPES:
         _settings.refuse("output_dtype", given, f"None, or one of {', '.join(FLOATS)} of torch")
     return str(given)[6:]
+
+
+def autocast(q: Any, *others: Any) -> tuple[Any, ...]:
+    """These tensors (or None) in the dtype that autocast computes attention in on q's device."""
+    given = (q, *others)
+    device = q.device.type if isinstance(q, Tensor) else ""
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return given
+    dtype = torch.get_autocast_dtype(device)
+
+    def cast(x: Any) -> Any:
+        is_cast = isinstance(x, Tensor) and x.is_floating_point() and x.dtype != torch.float64
+        return x.to(dtype) if is_cast else x
+
+    return tuple(cast(x) for x in given)
 
 
 def longest(name: str, given: Any) -> int | None:
@@ -162,6 +187,7 @@ class Operands:
 
     def __init__(self, words: Sequence[str], q: Tensor, k: Tensor, v: Tensor) -> None:
         self.words = words
+        self.labels: tuple[tuple[str, str], ...] = ()  # of operands that have another name
         self.named: dict[str, Tensor] = {"q": q, "k": k, "v": v}
 
     def in_order(self) -> dict[str, Tensor]:
@@ -316,6 +342,7 @@ class Operands:
         given = rank4(name, given)
         if kind == "none" and given.requires_grad and torch.is_grad_enabled():
             self.named["bias"] = given
+            self.labels = (("bias", name),)
             # A bias that hides a whole row is not one that every engine takes; a mask may.
             self.named["mask"] = given.detach() != -math.inf
             return "post_scale"
@@ -326,6 +353,14 @@ class Operands:
         self, rate: float, generator: torch.Generator | None, mask: Any, returned: bool
     ) -> None:
         """The mask, or seed and offset that the generator draws."""
+        if generator is not None:
+            if not isinstance(generator, torch.Generator):
+                _settings.refuse("generator", generator, "None, or a torch.Generator")
+            where = self.named["q"].device.type
+            if generator.device.type != where:
+                self._fail(
+                    "generator", f"of device {generator.device}; expected one of {where}, as q"
+                )
         if rate == 0:
             for name, is_given in (
                 ("dropout_mask", mask is not None),

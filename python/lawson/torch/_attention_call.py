@@ -27,7 +27,7 @@ from lawson.torch._attention_autograd import (
     refuse_gradients,
     training_setup,
 )
-from lawson.torch._attention_run import Runner, device_of
+from lawson.torch._attention_run import KEPT, Runner, device_of, written
 from lawson.torch._attention_sharding import is_distributed
 
 ops.register()
@@ -86,7 +86,7 @@ def is_plain(tensors: Sequence[Tensor]) -> bool:
     return all(type(x) in _PLAIN for x in tensors)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=KEPT)
 def setup_for(*static: Any) -> Setup:
     """The Setup of these values."""
     fields = dict(zip(STATIC, static, strict=True))
@@ -106,12 +106,12 @@ def text_for(*static: Any) -> str:
 text_for._dynamo_marked_constant = True  # type: ignore[attr-defined]  # assume_constant_result
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=KEPT)
 def _text_for(*static: Any) -> str:
     return setup_for(*static).text()
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=KEPT)
 def pair_for(bias_grad: bool, labels: tuple[tuple[str, str], ...], *static: Any) -> Pair:
     """Both passes of a differentiated call."""
     setup = setup_for(*static)
@@ -120,7 +120,7 @@ def pair_for(bias_grad: bool, labels: tuple[tuple[str, str], ...], *static: Any)
     return Pair(training, forward, Runner(training, "backward"), setup.forward_results())
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=KEPT)
 def runner_for(labels: tuple[tuple[str, str], ...], *static: Any) -> Runner:
     """The forward pass of a call without gradients."""
     return Runner(setup_for(*static), "forward", labels=dict(labels))
@@ -215,6 +215,8 @@ def attend(
         is_distributed(operands["q"])
         return _traced(operands, static, recorded)
     values = tuple(static[name] for name in STATIC)
+    if "k_new" in operands and not recorded:
+        written(operands["k"], operands["v"])
     outs = ["o"]
     outs += [name for name in ("stats", "max_logit", "dropped") if static[name]]
     if recorded:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -42,30 +43,7 @@ def ragged(layout: Any, q: Any, k: Any, v: Any) -> Ragged:
     for the device.
     """
     layout = _settings.word("layout", layout, ("bshd", "bhsd"))
-    found: dict[str, Any] = {}
-    for name, x in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(x, Tensor) or not x.is_nested:
-            raise InvalidArgumentError(
-                f"{name}: is not nested, and another of q, k and v is; expected all three"
-            )
-        if x.layout != torch.jagged:
-            raise UnsupportedError(
-                f"{name}: a nested tensor of layout {x.layout}; Lawson takes torch.jagged ones"
-            )
-        if x.dim() != 4:
-            raise InvalidArgumentError(
-                f"{name}: {x.dim()} dims; expected 4, those of layout '{layout}'"
-            )
-        turned: Any = x.transpose(1, 2) if layout == "bhsd" else x
-        if turned._ragged_idx != 1:
-            raise InvalidArgumentError(
-                f"{name}: its ragged axis is not {layout.index('s')}, as in layout '{layout}'"
-            )
-        found[name] = turned
-    if found["v"].offsets() is not found["k"].offsets() and not torch.equal(
-        found["v"].offsets(), found["k"].offsets()
-    ):
-        raise InvalidArgumentError("v: its sequences are of other lengths than those of k")
+    found = dict(zip("qkv", tokens_first(layout, {"q": q, "k": k, "v": v}), strict=True))
     offsets: dict[str, Any] = {}
     for name, side in (("q", "q"), ("k", "kv")):
         x = found[name]
@@ -84,3 +62,34 @@ def ragged(layout: Any, q: Any, k: Any, v: Any) -> Ragged:
         given=found["q"],
         heads_first=layout == "bhsd",
     )
+
+
+def tokens_first(layout: str, given: Mapping[str, Any]) -> list[Any]:
+    """q, k and v, by what messages call them, as `[b, s, h, d]`."""
+    *_, key, value = given
+    found: dict[str, Any] = {}
+    for name, x in given.items():
+        if not isinstance(x, Tensor) or not x.is_nested:
+            raise InvalidArgumentError(
+                f"{name}: is not nested, and another of {', '.join(given)} is; expected all three"
+            )
+        if x.layout != torch.jagged:
+            raise UnsupportedError(
+                f"{name}: a nested tensor of layout {x.layout}; Lawson takes torch.jagged ones"
+            )
+        if x.dim() != 4:
+            raise InvalidArgumentError(
+                f"{name}: {x.dim()} dims; expected 4, those of layout '{layout}'"
+            )
+        turned: Any = x.transpose(1, 2) if layout == "bhsd" else x
+        if turned._ragged_idx != 1:
+            raise InvalidArgumentError(
+                f"{name}: its ragged axis is not {layout.index('s')}, as in layout '{layout}'"
+            )
+        found[name] = turned
+    starts = found[key].offsets()
+    if found[value].offsets() is not starts and not torch.equal(found[value].offsets(), starts):
+        raise InvalidArgumentError(
+            f"{value}: its sequences are of other lengths than those of {key}"
+        )
+    return list(found.values())

@@ -93,9 +93,15 @@ def append(setup: Setup, text: str, operands: Sequence[Any]) -> list[Any]:
 def _run(which: str, arguments: Sequence[str], results: Sequence[str], *given: Any) -> Any:
     named = dict(zip(arguments, given, strict=False))
     runner = run.runner_of(named["setup"], which)
-    found = dict(zip(runner.outs, runner(*(named[name] for name in runner.names)), strict=True))
-    q = named["q"]
+    operands = [_plain(named[name]) for name in runner.names]
+    found = dict(zip(runner.outs, runner(*operands), strict=True))
+    q = operands[0]
     return tuple(found[name] if name in found else q.new_empty(0) for name in results)
+
+
+def _plain(x: Tensor) -> Tensor:
+    """Of a subclass that is none to torch's dispatcher, the tensor that it is."""
+    return x if type(x) is Tensor else x.as_subclass(Tensor)
 
 
 def _forward(*given: Any) -> Any:
@@ -107,6 +113,7 @@ def _backward(*given: Any) -> Any:
 
 
 def _append(*given: Any) -> Any:
+    run.written(given[1], given[2])
     return _run("forward", APPEND, ("o", "stats", "max_logit"), *given)
 
 
@@ -244,6 +251,12 @@ def _autograd(which: str, function: Any) -> Callable[..., Any]:
     return kernel
 
 
+def _append_has_no_gradient(keys: Any, *arguments: Any) -> Any:
+    if torch.is_grad_enabled() and torch._C._any_requires_grad(*arguments):
+        autograd.refuse_cache(autograd.APPENDED)
+    return _below_autograd("append", keys, arguments)
+
+
 def _append_is_not_mapped(info: Any, in_dims: Any, *given: Any) -> Any:
     raise UnsupportedError(
         "attention: a cache that is appended to is written in place, which torch.vmap does not "
@@ -264,6 +277,7 @@ def register() -> None:
         name = f"{NAMESPACE}::attention_{which}"
         _library.impl(f"attention_{which}", real, "CompositeExplicitAutograd")
         torch.library.register_fake(name, fake, lib=_library)
+    _library.impl("attention_append", _append_has_no_gradient, "Autograd", with_keyset=True)
     torch.library.register_vmap(
         f"{NAMESPACE}::attention_append", _append_is_not_mapped, lib=_library
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import threading
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from lawson import _core, _torch
 from lawson._attention_plan import judge, options_of
-from lawson._attention_setup import FLOATS, Setup
+from lawson._attention_setup import ARGUMENTS, FLOATS, Setup
 from lawson._errors import InvalidArgumentError, UnsupportedError
 
 # Whose strides a spec says; the others are contiguous.
@@ -31,6 +30,8 @@ _LIKE = {"o": "q", "dq": "q", "dk": "k", "dv": "v"}
 
 _LAWSONS = {**FLOATS, "uint8": "u8"}  # dtypes of results, as specs say them
 _ALIGNMENT = 16  # bytes: a spec's promise for each tensor
+
+KEPT = 1024  # Runners, Setups and their like that are kept, the least recently used go
 
 Found = TypeVar("Found")
 Form = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, dtype
@@ -145,6 +146,28 @@ class Runner:
             return self.run(*tensors)
         except Nothing:
             return tuple(x.zero_() for x in self._make(self.outs, tensors))
+        except InvalidArgumentError:
+            self._refuse_unreadable(tensors)
+            raise
+
+    def _label(self, name: str) -> str:
+        argument = ARGUMENTS.get(name, name)
+        return self._labels.get(argument, argument)
+
+    def _refuse_unreadable(self, tensors: Sequence[Tensor]) -> None:
+        """By their names, operands that the core knows only by their positions."""
+        first = tensors[0]
+        for name, x in zip(self.names, tensors, strict=False):
+            if x.layout is not torch.strided or x.is_quantized:
+                kind = "a quantized tensor" if x.is_quantized else f"a tensor of layout {x.layout}"
+                raise InvalidArgumentError(
+                    f"{self._label(name)}: {kind} is not allowed; expected a dense one"
+                ) from None
+            if x.device != first.device:
+                raise InvalidArgumentError(
+                    f"{self._label(name)}: on {x.device}, and {self._label(self.names[0])} is on "
+                    f"{first.device}; expected one device"
+                ) from None
 
     def _with_zeroed(self, *tensors: Tensor) -> tuple[Tensor, ...]:
         return self._call(*tensors, *(x.zero_() for x in self._make(self._zeroed, tensors)))
@@ -163,6 +186,13 @@ class Runner:
         self, tensors: Sequence[Tensor]
     ) -> tuple[dict[str, tuple[int, ...]], dict[str, int]]:
         shapes = {n: tuple(x.shape) for n, x in zip(self.names, tensors, strict=False)}
+        for name, x in zip(self.names, tensors, strict=False):
+            type_ = type_name(x.dtype)
+            if name in ("q", "k", "v", "bias", "k_new", "v_new") and type_ not in FLOATS:
+                raise InvalidArgumentError(
+                    f"{self._label(name)}: dtype {type_} is not allowed; expected one of "
+                    f"{', '.join(FLOATS)}"
+                )
         sizes = self.setup.sizes(shapes, self._labels)
         if self._check is not None:
             self._check(shapes)
@@ -309,21 +339,30 @@ def _is_dense(name: str, x: Tensor) -> bool:
     return x.is_contiguous()
 
 
-_runners: dict[tuple[str, str], Runner] = {}
-_lock = threading.Lock()
+def written(k: Tensor, v: Tensor) -> None:
+    """Before a call writes into these caches: what torch does for its own writes in place."""
+    if k.numel() and k.data_ptr() == v.data_ptr():
+        raise InvalidArgumentError(
+            "v: the memory of k; a cache that is appended to has k and v apart"
+        )
+    if torch.is_inference_mode_enabled():
+        return
+    for name, x in (("k", k), ("v", v)):
+        if x.is_inference():
+            raise InvalidArgumentError(
+                f"{name}: made in torch.inference_mode(), outside of which torch lets nobody write "
+                "to it; append to it inside, or make it outside"
+            )
+        torch.autograd.graph.increment_version(x)
 
 
+@functools.lru_cache(maxsize=KEPT)
 def runner_of(text: str, which: str) -> Runner:
-    """The one Runner of a `Setup.text()` and pass, for as long as the process lives."""
-    found = _runners.get((text, which))
-    if found is None:
-        made = Runner(setup_of(text), which)
-        with _lock:
-            found = _runners.setdefault((text, which), made)
-    return found
+    """The Runner of a `Setup.text()` and pass."""
+    return Runner(setup_of(text), which)
 
 
-@functools.lru_cache(maxsize=4096)
+@functools.lru_cache(maxsize=KEPT)
 def setup_of(text: str) -> Setup:
     """`Setup.of_text`, remembered."""
     return Setup.of_text(text)

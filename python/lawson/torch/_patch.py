@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from lawson.torch._sdpa import scaled_dot_product_attention
+from lawson.torch._sdpa import check_options, scaled_dot_product_attention
 
 _THEIRS = torch.nn.functional.scaled_dot_product_attention
 _MULTI_HEAD = torch.nn.functional.multi_head_attention_forward
@@ -59,11 +59,15 @@ class patch(TorchFunctionMode):
 
     Args:
       options: keywords of `lawson.torch.scaled_dot_product_attention` for every call, such as
-        `engine`, `deterministic` or `tuning`.
+        `engine`, `deterministic` or `tuning`, where the call does not give them.
+
+    Raises:
+      lawson.InvalidArgumentError: an option that it does not have, or a value that no call takes.
     """
 
     def __init__(self, **options: Any) -> None:
         super().__init__()
+        check_options(options)
         self.options = options
         attention = functools.partial(scaled_dot_product_attention, **options)
         self.multi_head = _copy(_MULTI_HEAD, scaled_dot_product_attention=attention)

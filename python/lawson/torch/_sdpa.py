@@ -6,6 +6,8 @@ q, k and v is looked up by its other arguments, and goes from here into C++.
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -16,6 +18,7 @@ from lawson import _settings
 from lawson._attention_setup import Setup
 from lawson._errors import InvalidArgumentError
 from lawson.torch import _attention_arguments as arguments
+from lawson.torch import _attention_nested as nested
 from lawson.torch._attention import settled_scale
 from lawson.torch._attention_arguments import Operands
 from lawson.torch._attention_autograd import Pair, training_setup
@@ -29,7 +32,7 @@ from lawson.torch._attention_call import (
     settled,
     setup_for,
 )
-from lawson.torch._attention_run import Nothing, Runner
+from lawson.torch._attention_run import KEPT, Nothing, Runner
 
 _LABELS = (("q", "query"), ("k", "key"), ("v", "value"))
 _NO_WINDOW = (-1, -1)
@@ -62,7 +65,6 @@ def _same_heads(shapes: Mapping[str, Sequence[int]]) -> None:
         )
 
 
-_forms: dict[Any, _Form] = {}
 _is_any_autocast_enabled = torch._C._is_any_autocast_enabled
 _is_deterministic = torch._C._get_deterministic_algorithms
 _is_grad_enabled = torch.is_grad_enabled
@@ -118,7 +120,8 @@ def scaled_dot_product_attention(
     if (
         attn_mask is None
         and sink is None
-        and not dropout_p
+        and (type(dropout_p) is float or type(dropout_p) is int)
+        and dropout_p == 0
         and type(query) is Tensor
         and type(key) is Tensor
         and type(value) is Tensor
@@ -128,6 +131,8 @@ def scaled_dot_product_attention(
     ):
         if engine is None and query.is_cpu:
             engine = host_engine(None)
+        if window is not _NO_WINDOW:
+            window = _settings.window("window", window)
         static = (
             is_causal,
             scale,
@@ -135,13 +140,13 @@ def scaled_dot_product_attention(
             window,
             softcap,
             return_lse,
-            deterministic or _is_deterministic(),
+            _is_deterministic() if deterministic is False else deterministic,
             engine,
             workspace_limit,
             tuning,
         )
         try:
-            form = _forms.get(static) or _new_form(static)
+            form = form_for(*static)
             if _is_grad_enabled() and (
                 query.requires_grad or key.requires_grad or value.requires_grad
             ):
@@ -178,6 +183,14 @@ def scaled_dot_product_attention(
     )
 
 
+_RATE = "a number from 0 to below 1"
+_defaults = {
+    name: one.default
+    for name, one in inspect.signature(scaled_dot_product_attention).parameters.items()
+    if one.default is not inspect.Parameter.empty
+}
+
+
 def _static(
     is_causal: bool,
     scale: Any,
@@ -208,13 +221,31 @@ def _static(
     }
 
 
-def _new_form(static: tuple[Any, ...]) -> _Form:
-    is_causal, scale, enable_gqa, *rest = static
+@functools.lru_cache(maxsize=KEPT, typed=True)  # True is not 1: what was checked is what is found
+def form_for(is_causal: Any, scale: Any, enable_gqa: Any, *rest: Any) -> _Form:
+    """The form of a call with these arguments, in the order of `_static`, checked."""
     fields = _static(is_causal, scale, *rest)
     fields.update(names=("q", "k", "v"), training=False, bias_grad=False)
     values = [fields[name] for name in STATIC]
-    form = _Form(setup_for(*values), _settings.flag("enable_gqa", enable_gqa))
-    return _forms.setdefault(static, form)
+    return _Form(setup_for(*values), _settings.flag("enable_gqa", enable_gqa))
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Refuses what is no keyword beside query, key and value, and values that no call takes."""
+    given = {**_defaults, **options}
+    for name, value in options.items():
+        if name not in _defaults:
+            raise InvalidArgumentError(
+                f"{name}: {_settings.shown(value)} is not allowed; expected keywords of "
+                f"lawson.torch.scaled_dot_product_attention: {', '.join(_defaults)}"
+            )
+    number("dropout_p", given.pop("dropout_p"), _RATE, least=0, below=1)
+    _settings.flag("enable_gqa", given.pop("enable_gqa"))
+    for name in ("attn_mask", "sink"):
+        value = given.pop(name)
+        if value is not None:
+            arguments.tensor(name, value)
+    _static(**given)
 
 
 def _is_hashable(value: Any) -> bool:
@@ -236,11 +267,11 @@ def _general(
     sink: Tensor | None,
     static: dict[str, Any],
 ) -> Any:
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        arguments.tensor(name, x)
-    if query.is_nested or key.is_nested or value.is_nested:
-        return _nested(query, key, value, attn_mask, dropout_p, sink, static)
-    query, key, value, attn_mask = _autocast(query, key, value, attn_mask)
+    enable_gqa = _settings.flag("enable_gqa", enable_gqa)
+    rate = number("dropout_p", dropout_p, _RATE, least=0, below=1)
+    if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
+        return _nested(query, key, value, attn_mask, rate, enable_gqa, sink, static)
+    query, key, value, attn_mask = arguments.autocast(query, key, value, attn_mask)
     _check(query, key, value, attn_mask, is_causal)
     rank = max(query.dim(), key.dim(), value.dim())
     query, key, value, lead = _batched(query, key, value, enable_gqa)
@@ -251,40 +282,20 @@ def _general(
     if sink is not None:
         operands.named["sink"] = arguments.heads("sink", sink)
         static["softmax"] = "learnable"
-    rate = number("dropout_p", dropout_p, "a number from 0 to below 1", least=0, below=1)
     static["dropout"] = rate
     operands.add_dropout(rate, None, None, False)
+    labels = (*_LABELS, *operands.labels)
     results = [
-        _as_given(x, lead, rank) for x in attend(operands.in_order(), static, _LABELS).values()
+        _as_given(x, lead, rank) for x in attend(operands.in_order(), static, labels).values()
     ]
     return results[0] if len(results) == 1 else tuple(results)
 
 
-def _autocast(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """In the dtype that autocast computes attention in."""
-    device = query.device.type
-    if not torch.is_autocast_enabled(device):
-        return query, key, value, attn_mask
-    dtype = torch.get_autocast_dtype(device)
-
-    def cast(x: Tensor) -> Tensor:
-        return x.to(dtype) if x.is_floating_point() and x.dtype != torch.float64 else x
-
-    mask = None if attn_mask is None else cast(attn_mask)
-    return cast(query), cast(key), cast(value), mask
-
-
-def _check(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool
-) -> None:
-    for name, x in (("query", query), ("key", key), ("value", value)):
-        arguments.floats(name, x)
-        if x.dim() < 2:
-            raise InvalidArgumentError(
-                f"{name}: shape {tuple(x.shape)} has {x.dim()} dims; expected at least 2"
-            )
+def _same_kinds(named: Mapping[str, Tensor]) -> None:
+    """Floats of one dtype, on one device."""
+    query = named["query"]
+    for name, x in named.items():
+        arguments.float_type(name, x.dtype)
         if x.dtype != query.dtype:
             raise InvalidArgumentError(
                 f"{name}: dtype {arguments.type_text(x)} differs from that of query, "
@@ -294,6 +305,18 @@ def _check(
             raise InvalidArgumentError(
                 f"{name}: on {x.device}, and query is on {query.device}; expected one device"
             )
+
+
+def _check(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, is_causal: bool
+) -> None:
+    named = {"query": query, "key": key, "value": value}
+    for name, x in named.items():
+        if arguments.tensor(name, x).dim() < 2:
+            raise InvalidArgumentError(
+                f"{name}: shape {tuple(x.shape)} has {x.dim()} dims; expected at least 2"
+            )
+    _same_kinds(named)
     if key.shape[-1] != query.shape[-1]:
         raise InvalidArgumentError(
             f"key: shape {tuple(key.shape)} has depth {key.shape[-1]}; expected "
@@ -344,7 +367,7 @@ def _batched(
     h, g, gv = query.shape[1], key.shape[1], value.shape[1]
     if enable_gqa:
         for name, heads in (("key", g), ("value", gv)):
-            if heads == 0 or h % heads:
+            if h % heads if heads else h:
                 raise InvalidArgumentError(
                     f"{name}: {heads} heads; expected a divisor of those of query, {h}"
                 )
@@ -409,7 +432,8 @@ def _nested(
     key: Tensor,
     value: Tensor,
     attn_mask: Tensor | None,
-    dropout_p: Any,
+    rate: float,
+    enable_gqa: bool,
     sink: Tensor | None,
     static: dict[str, Any],
 ) -> Any:
@@ -419,6 +443,16 @@ def _nested(
         raise InvalidArgumentError(
             "attn_mask: not together with nested tensors; lawson.torch.attention takes a bias"
         )
+    named = {"query": query, "key": key, "value": value}
+    nested.tokens_first("bhsd", named)
+    _same_kinds(named)
+    if not enable_gqa:
+        for name, x in named.items():
+            if x.shape[1] != query.shape[1]:
+                raise InvalidArgumentError(
+                    f"{name}: {x.shape[1]} heads and query has {query.shape[1]}; expected as many, "
+                    "or enable_gqa=True"
+                )
     return attention(
         query,
         key,
@@ -428,7 +462,7 @@ def _nested(
         window=static["window"],
         sink=sink,
         softcap=static["softcap"],
-        dropout_rate=dropout_p,
+        dropout_rate=rate,
         scale=static["scale"],
         deterministic=static["deterministic"],
         return_lse=static["stats"],
