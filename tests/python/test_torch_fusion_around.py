@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 import lawson
-from lawson.torch import fusion
+from lawson.torch import fusion, inspect
 
 cpu = functools.partial(fusion, engines=["cpu"])
 torch.manual_seed(9)
@@ -133,6 +134,21 @@ def test_what_the_function_does_not_read_is_no_part_of_the_key() -> None:
     assert plain.site((X,), {})[0].around.is_empty
 
 
+def test_a_fusion_and_a_method_in_a_variable() -> None:
+    m = Block()
+    inner, method = cpu(nn.Sequential(m.a, m.drop)), m.plain
+    outer, called = cpu(lambda x: inner(x) * 2), cpu(lambda x: method(x))
+    with torch.no_grad():
+        for _ in range(2):
+            close(outer(X), m.a(X) * 2)
+            close(called(X), m.plain(X))
+            m.a.weight = nn.Parameter(torch.randn(16, 16))
+    m.drop.train()
+    for f in (outer, called):
+        with pytest.raises(lawson.UnsupportedError, match="dropout"):
+            f(X)
+
+
 class Config:
     scale = 3.0
 
@@ -191,3 +207,179 @@ def test_settings_are_compared_exactly() -> None:
     kinds = len(f._kinds)
     f(X, float("nan"))
     assert len(f._kinds) == kinds
+
+
+# ---- what a function writes --------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(16))
+
+    @cpu
+    def forward(self, x: Tensor) -> Tensor:
+        self.count = self.count + 1
+        return x + self.count
+
+    @cpu
+    def noted(self, x: Tensor) -> Tensor:
+        self.last = x * 2
+        return self.last + 1
+
+
+def test_a_trace_leaves_nothing_of_its_own() -> None:
+    m = Counting()
+    before = m.count
+    with pytest.raises(lawson.UnsupportedError, match="assigns to 'count'"):
+        m(X)
+    assert m.count is before
+    with pytest.raises(lawson.UnsupportedError, match="assigns to 'last'"):
+        m.noted(X)
+    assert not hasattr(m, "last")
+    norm = nn.BatchNorm1d(16)
+    state = torch.ones(16)
+
+    def write(x: Tensor) -> Tensor:
+        state.add_(1)
+        return x + state
+
+    for function in (write, lambda x: norm(x)):
+        with pytest.raises(lawson.UnsupportedError, match=r"add_.*writes into a tensor that"):
+            cpu(function)(X)
+    assert state.eq(1).all() and norm.num_batches_tracked == 0
+
+
+# ---- refused arguments and results -------------------------------------------------------------
+
+REFUSED: dict[str, Callable[[], Any]] = {
+    "is a nested tensor": lambda: torch.nested.nested_tensor(
+        [torch.ones(2), torch.ones(3)], layout=torch.jagged
+    ),
+    r"is sparse \(sparse_csr\)": lambda: torch.eye(3).to_sparse_csr(),
+    r"is sparse \(sparse_coo\)": lambda: torch.eye(3).to_sparse(),
+    r"is quantised \(qint8\)": lambda: torch.quantize_per_tensor(X, 0.1, 0, torch.qint8),
+    "is on device 'meta'": lambda: X.to("meta"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("words", REFUSED)
+def test_tensors_that_no_kernel_takes_are_named(words: str) -> None:
+    f = cpu(lambda x, y: y * 2)
+    close(f(X, X), X * 2)
+    with pytest.raises(lawson.UnsupportedError, match=rf"'lambda': argument 'y' {words}"):
+        f(X, REFUSED[words]())
+    with pytest.raises(lawson.UnsupportedError, match=rf"argument 'x' {words}"):
+        cpu(lambda x: x * 2)(REFUSED[words]())
+
+
+def test_results_and_calls_that_are_refused() -> None:
+    with pytest.raises(lawson.UnsupportedError, match="a result is no tensor"):
+        cpu(lambda x: (y for y in (x,)))(X)
+    with pytest.raises(lawson.UnsupportedError, match=r"numpy\(\) at test_torch_fusion_around"):
+        cpu(lambda x: x.numpy())(X)
+    f = cpu(lambda x: x * 2)
+    for _ in range(2):
+        with pytest.raises(lawson.UnsupportedError, match=r"torch.jit.trace\n.*torch.export"):
+            torch.jit.trace(f, (X,), check_trace=False)
+        close(f(X), X * 2)
+
+
+# ---- gradients, compile, inspect ---------------------------------------------------------------
+
+
+def test_results_depend_on_what_pytorchs_do() -> None:
+    f = cpu(lambda t, u: (t * 2, u * 3))
+    t, u = torch.randn(3, requires_grad=True), torch.randn(3)
+    assert [r.requires_grad for r in f(t, u)] == [True, False]
+    assert [r.requires_grad for r in f(t.detach(), u.requires_grad_())] == [False, True]
+    got = torch.autograd.grad(f(t, u)[0].sum(), (t, u), allow_unused=True)
+    close(got[0], torch.full((3,), 2.0))
+    assert got[1] is None
+
+
+class Marked(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.l = nn.Linear(16, 4)
+        self.k = 2.0
+
+    @cpu
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.tanh(self.l(x)) * self.k
+        return found
+
+
+def test_compile_of_a_marked_module_and_of_floats_that_change() -> None:
+    m = Marked()
+    torch._dynamo.reset()
+    compiled = torch.compile(m, fullgraph=True, backend="aot_eager")
+    for k in (2.0, 3.0, 4.0, 2.0):
+        m.k = k
+        close(compiled(X), torch.tanh(m.l(X)) * k)
+    s = [2.0]
+    scaled = cpu(lambda x, by: x * by)
+    run = torch.compile(lambda x: scaled(x, s[0]), fullgraph=True, backend="aot_eager")
+    for s[0] in (2.0, 3.0, 4.0):
+        close(run(X), X * s[0])
+
+
+def test_compile_of_what_has_no_operand() -> None:
+    torch._dynamo.reset()
+    constant = cpu(lambda: torch.arange(16.0) * 2)
+    run = torch.compile(lambda x: x + constant(), fullgraph=True, backend="aot_eager")
+    close(run(X), X + torch.arange(16.0) * 2)
+
+
+def test_inspect_inside_of_inspect() -> None:
+    f = cpu(lambda x: x * 2)
+    inner: list[Any] = []
+
+    def outer(x: Tensor) -> Tensor:
+        inner.extend(inspect(lambda x: f(x + 1))(x))
+        found: Tensor = f(x)
+        return found
+
+    told: list[Any] = []
+    thread = threading.Thread(target=lambda: told.extend(inspect(outer)(X)), daemon=True)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive() and len(told) == len(inner) == 1
+
+
+# ---- values ------------------------------------------------------------------------------------
+
+
+def test_floor_division_and_sign_are_pytorchs() -> None:
+    a = torch.tensor([1.0, -1.0, 5.0, -0.0, 1.0, 1.0, -1.0, 7.5, -7.5, 0.3])
+    b = torch.tensor([0.1, 0.1, 0.0, 2.0, -2.0, math.inf, math.inf, 2.5, 2.0, 0.1])
+    floored = cpu(lambda a, b: a // b)
+    assert torch.equal(floored(a, b), a // b)
+    for by in (0.1, 2.0, -0.3, 4):
+        assert torch.equal(cpu(lambda a, by: a // by)(a, by), a // by)
+    odd = torch.tensor([math.nan, -0.0, 2.0, -3.0, math.inf])
+    assert torch.equal(cpu(torch.sign)(odd), torch.sign(odd))
+    close(cpu(lambda x: torch.vmap(lambda y: y * 2)(x))(a), a * 2)
+
+
+def test_modes_that_change_while_other_threads_call() -> None:
+    m = nn.Dropout(0.5).eval()
+    f = cpu(lambda x: x * 2 if m.training else x * 3)
+    wrong: list[Any] = []
+
+    def call() -> None:
+        try:
+            for _ in range(300):
+                got = f(X)
+                if not (torch.equal(got, X * 2) or torch.equal(got, X * 3)):
+                    wrong.append(got)
+        except Exception as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=call) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        m.train(not m.training)
+    assert not wrong

@@ -19,7 +19,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from lawson import _settings
-from lawson._errors import InvalidArgumentError
+from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson._graph.kernels import Settings
 from lawson.torch._fusion_around import exact
 from lawson.torch._fusion_dynamo import marked
@@ -51,6 +51,8 @@ def _kept_by(module: torch.nn.Module) -> _Kept:
 class Fusion:
     """A marked function. Call it like the function; see ``fusion``."""
 
+    _lawson_marks = True
+
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         if not callable(function):
             raise TypeError(f"fusion: {function!r} is not callable")
@@ -63,6 +65,7 @@ class Fusion:
         functools.update_wrapper(self, inner, updated=())
         self.__wrapped__ = function
         self.__name__ = name_of(function)
+        self._method = _method_of(self)
 
     def __repr__(self) -> str:
         return f"<lawson fusion '{self.__name__}'>"
@@ -80,7 +83,7 @@ class Fusion:
             return self
         if torch.compiler.is_dynamo_compiling():
             return functools.partial(self, instance)
-        return types.MethodType(self, instance)
+        return types.MethodType(self._method, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
@@ -90,6 +93,11 @@ class Fusion:
             )
         if is_tracing():  # a fusion inside a fusion
             return self._function(*args, **kwargs)
+        if torch._C._get_tracing_state() is not None:
+            raise UnsupportedError(
+                f"unsupported: fusion '{self.__name__}': torch.jit.trace\n"
+                "  nearest supported form: torch.export.export, or torch.compile"
+            )
         site, tensors = self.site(args, kwargs)
         return site(tensors)
 
@@ -173,8 +181,21 @@ class Fusion:
         return re.sub(r"[^\w.]+", ".", name + pytree.keystr(tuple(rest))).strip(".")[:200]
 
 
+def _method_of(marked: Fusion) -> Callable[..., Any]:
+    """The fusion as a function of Python's: torch.compile asks methods for their code."""
+
+    def method(instance: Any, *args: Any, **kwargs: Any) -> Any:
+        return marked(instance, *args, **kwargs)
+
+    functools.update_wrapper(method, marked, updated=())
+    method.__name__ = getattr(innermost(marked._function), "__name__", marked.__name__)
+    method._lawson_fusion = marked  # type: ignore[attr-defined]
+    return method
+
+
 def _state(device: str) -> Hashable:
     """What of PyTorch's and the environment's a program depends on."""
+    device = device if device in ("cpu", "cuda") else "cpu"  # others are refused later
     return (
         torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
         torch.get_default_dtype(),
@@ -274,6 +295,6 @@ def _parameter_names(function: Any) -> tuple[str, ...]:
 
 def fusions_in(value: Any) -> Iterator[Fusion]:
     """``value`` where it is a fusion, or a method that is one."""
-    found = value.__func__ if isinstance(value, types.MethodType) else value
+    found = getattr(value, "_lawson_fusion", value)
     if isinstance(found, Fusion):
         yield found

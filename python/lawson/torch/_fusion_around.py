@@ -50,7 +50,9 @@ def _is_value(value: Any) -> bool:
 
 def _plain(value: Any) -> Any:
     """The function of Python's that a method, a property or a marked function is; None: none."""
-    for name in ("__func__", "fget", "__wrapped__"):
+    for name in ("__func__", "fget", "_lawson_fusion", "__wrapped__"):
+        if name == "__wrapped__" and isinstance(value, types.FunctionType):
+            break  # what it wraps is in a variable of it
         value = getattr(value, name, None) or value
     return value if isinstance(value, types.FunctionType) else None
 
@@ -78,6 +80,7 @@ class Around:
     def __init__(self, function: Any, given: Sequence[torch.nn.Module]) -> None:
         self.objects: list[Any] = []  # modules, other objects with attributes, hooks
         self.tensors: list[Slot] = []
+        self.holders: list[tuple[str, Any]] = []  # of attributes, with their owners' labels
         self._watched: list[tuple[Any, str, Any]] = []
         self._equal: list[Any] = []
         self._sized: list[Any] = []
@@ -163,9 +166,16 @@ class Around:
         elif isinstance(value, torch.nn.Module):
             self._watch(slot.holder, slot.key, value)
             self._module(slot.label, value, called)
-        elif _plain(value) is not None:
+        elif unbound(value)[0] is not value or _plain(value) is not None:
             self._watch(slot.holder, slot.key, value)
-            self._function(_plain(value))
+            inner, bound = unbound(value)
+            if _plain(inner) is None:
+                bound.append(Slot("", {"": inner}, ""))
+            for one in bound:
+                label = ".".join(part for part in (slot.label, one.label) if part)
+                self._place(Slot(label, one.holder, one.key), not self._has(one.value, inner))
+            if _plain(inner) is not None:
+                self._function(_plain(inner))
         elif _has_attributes(value):
             self._watch(slot.holder, slot.key, value)
             self._object(slot.label, value, called)
@@ -203,6 +213,7 @@ class Around:
             for hooks in (getattr(value, name) for name in _HOOKS):
                 self._equal.append(hooks)
                 self.objects.extend(hooks.values())
+        self.holders += [(label, holder) for holder in holders]
         for holder in holders:
             for key, tensor in list(holder.items()):
                 if isinstance(tensor, torch.Tensor):

@@ -54,7 +54,9 @@ def unbound(function: Any) -> tuple[Any, list[Slot]]:
     """A function without what is bound to it, and the places of that."""
     found: list[Slot] = []
     while True:
-        if isinstance(function, functools.partial):
+        if hasattr(type(function), "_lawson_marks"):  # a fusion
+            function = function.__wrapped__
+        elif isinstance(function, functools.partial):
             found += [Slot(f"bound{i}", {"": v}, "") for i, v in enumerate(function.args)]
             found += [Slot(name, function.keywords, name) for name in function.keywords]
             function = function.func

@@ -26,9 +26,10 @@ class _Marked(BaseHOP):
         super().__init__("lawson_fusion")
 
     def __call__(self, subgraph: Any, *operands: Any, **said: str) -> Any:
-        tensors = [t for t in operands if isinstance(t, torch.Tensor)]
-        numbers = [None if isinstance(t, torch.Tensor) else int(t) for t in operands]
-        interpreter = torch.fx.Interpreter(subgraph)
+        placeholders = [n for n in subgraph.graph.nodes if n.op == "placeholder"]
+        numbers = [_number(n, t) for n, t in zip(placeholders, operands, strict=True)]
+        tensors = [t for t, n in zip(operands, numbers, strict=True) if n is None]
+        interpreter = _Interpreter(subgraph)
 
         def flat(*given: torch.Tensor) -> list[Any]:
             left = iter(given)
@@ -41,11 +42,32 @@ class _Marked(BaseHOP):
             settings["engines"] = tuple(settings["engines"])
         if torch.are_deterministic_algorithms_enabled():
             settings["deterministic"] = True
-        names = [n.name for n in subgraph.graph.nodes if n.op == "placeholder"]
-        labels = [n for n, number in zip(names, numbers, strict=True) if number is None]
+        labels = [n.name for n, x in zip(placeholders, numbers, strict=True) if x is None]
         specs = [Spec.of(t) for t in tensors]
         made = program(flat, said["name"], labels, specs, Settings(**settings))
         return tuple(apply(made, [*tensors, *made.captured]))
+
+
+class _Interpreter(torch.fx.Interpreter):
+    """Where a tensor of no dim is the number that Dynamo made it of."""
+
+    def call_method(self, target: Any, args: Any, kwargs: Any) -> Any:
+        if target == "item" and isinstance(args[0], float):
+            return args[0]
+        return super().call_method(target, args, kwargs)
+
+
+def _number(node: torch.fx.Node, given: Any) -> Any:
+    """A number that Dynamo made an operand, as it is now, with a guard for it; None: a tensor.
+
+    Floats that change it hands over as tensors of no dim, whose ``item()`` the subgraph takes.
+    """
+    if not isinstance(given, torch.Tensor):
+        return float(given) if isinstance(given, (float, torch.SymFloat)) else int(given)
+    uses = list(node.users)
+    if given.dim() or not uses or any(u.target != "item" for u in uses):
+        return None
+    return float(given.item())
 
 
 marked = _Marked()

@@ -92,7 +92,8 @@ def _gradients(
 ) -> list[torch.Tensor | None]:
     """Of each argument; None where none is asked for, or none comes."""
     of = tuple(i for i, c in enumerate(cotangents) if c is not None and _has(core.results[i]))
-    wrt = tuple(i for i, n in enumerate(needed) if n and _has(core.specs[i]))
+    reached = frozenset[int]().union(*(core.reach[i] for i in of))
+    wrt = tuple(i for i, n in enumerate(needed) if n and i in reached and _has(core.specs[i]))
     found: list[torch.Tensor | None] = [None] * len(tensors)
     if of and wrt:
         back, count = core.gradient(wrt, of), core.arguments
@@ -120,7 +121,8 @@ class _Recorded(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, core: Program, *tensors: torch.Tensor) -> Any:
         found = tuple(code_of(core)(*tensors))
-        _keep(ctx, core, tensors, found)
+        needed = {i for i, n in enumerate(ctx.needs_input_grad[1:]) if n}
+        _keep(ctx, core, tensors, found, [not r.isdisjoint(needed) for r in core.reach])
         return found
 
     @staticmethod
@@ -139,7 +141,7 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         core, *tensors = inputs
-        _keep(ctx, core, tensors, output)
+        _keep(ctx, core, tensors, output, [True] * len(output))
 
     backward = _Recorded.backward
 
@@ -150,14 +152,21 @@ class _Transformed(torch.autograd.Function):
 
 
 def _keep(
-    ctx: Any, core: Program, tensors: Sequence[torch.Tensor], results: Sequence[torch.Tensor]
+    ctx: Any,
+    core: Program,
+    tensors: Sequence[torch.Tensor],
+    results: Sequence[torch.Tensor],
+    differ: Sequence[bool],
 ) -> None:
+    """``differ``: which results depend on an argument with a gradient."""
     ctx.core = core
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(*tensors)
-    whole = [x for x, s in zip(results, core.results, strict=True) if not _has(s)]
-    if whole:
-        ctx.mark_non_differentiable(*whole)
+    without = [
+        x for x, s, d in zip(results, core.results, differ, strict=True) if not (d and _has(s))
+    ]
+    if without:
+        ctx.mark_non_differentiable(*without)
 
 
 # recorded(core, *tensors): its results, which autograd knows about.
@@ -196,8 +205,8 @@ def _run(tensors: Sequence[torch.Tensor], program: str) -> list[torch.Tensor]:
     return list(code_of(core)(*bare))
 
 
-for _key in ("CPU", "CUDA"):
-    _library.impl("fusion", _run, _key)
+# Not by device: a program may have no operand.
+_library.impl("fusion", _run, "CompositeExplicitAutograd")
 
 
 def _described(tensors: Sequence[torch.Tensor], program: str) -> list[torch.Tensor]:

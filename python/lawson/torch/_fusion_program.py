@@ -10,13 +10,14 @@ from __future__ import annotations
 import dataclasses
 import threading
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, TypeVar, cast
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 
 from lawson._errors import UnsupportedError
 from lawson._graph.gradient import gradient_trace
 from lawson._graph.kernels import Settings
+from lawson._graph.shapes import operands_of, results_of
 from lawson._graph.tidy import tidied
 from lawson._graph.walk import Output, Trace
 from lawson.torch._trace import trace
@@ -134,6 +135,21 @@ class Program:
             None if forward is None else function,
             self.is_derived,
         )
+
+    @property
+    def reach(self) -> tuple[frozenset[int], ...]:
+        """Of a core: the arguments that each of its results depends on."""
+        return self.once("reach", self._reach)
+
+    def _reach(self) -> tuple[frozenset[int], ...]:
+        document = self.trace.document
+        assert document is not None
+        names = [item["name"] for item in document["inputs"]]
+        of = {n: frozenset((i,)) for n, i in zip(names, self.trace.operands, strict=True)}
+        for op in document["ops"]:
+            found = frozenset[int]().union(*(of[n] for n in operands_of(op)))
+            of.update(dict.fromkeys(results_of(op), found))
+        return tuple(of[name] for name in document["outputs"])
 
     @property
     def text(self) -> str:
@@ -319,6 +335,14 @@ def _dense(spec: Spec) -> Spec:
     return dataclasses.replace(spec, stride=dense_strides(spec.shape))
 
 
+def no_tensor(name: str) -> NoReturn:
+    """Refuses a result."""
+    raise UnsupportedError(
+        f"unsupported: fusion '{name}': a result is no tensor\n"
+        "  nearest supported form: results that are tensors, in tuples, lists and dicts"
+    )
+
+
 def program(
     function: Flat,
     name: str,
@@ -335,6 +359,9 @@ def program(
     ``known``: tensors that the function may close over, with names for messages.
     Raises ``UnsupportedError``, with the line of what is not supported.
     """
+    devices = {str(s.device) for s in specs}
+    if len(devices) > 1:
+        _apart(name, devices)
     function = with_autocast_of_now(function)
     found = captured(function, specs, name)
     lifted = trace(found, name, specs, labels, known, strict=settings.strict)
@@ -343,10 +370,7 @@ def program(
     results = []
     for spec in lifted.results:
         if spec is None:
-            raise UnsupportedError(
-                f"unsupported: fusion '{name}': a result is no tensor\n"
-                "  nearest supported form: results that are tensors, in tuples, lists and dicts"
-            )
+            no_tensor(name)
         results.append(spec)
     made = lifted.trace
     if is_derived and made.document is not None:
@@ -354,10 +378,7 @@ def program(
     everything = (*specs, *(Spec.of(t) for t in lifted.captured))
     devices = {str(s.device) for s in everything}
     if len(devices) > 1:
-        raise UnsupportedError(
-            f"unsupported: fusion '{name}': its tensors are on {', '.join(sorted(devices))}\n"
-            "  nearest supported form: all tensors on one device"
-        )
+        _apart(name, devices)
     return Program(
         name,
         (*labels, *own),
@@ -369,4 +390,11 @@ def program(
         function,
         is_derived,
         origin,
+    )
+
+
+def _apart(name: str, devices: set[str]) -> NoReturn:
+    raise UnsupportedError(
+        f"unsupported: fusion '{name}': its tensors are on {', '.join(sorted(devices))}\n"
+        "  nearest supported form: all tensors on one device"
     )

@@ -8,21 +8,23 @@ program by their forms.
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from lawson import _torch
-from lawson._errors import InvalidArgumentError
+from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson._graph.kernels import Settings
 from lawson.torch._fusion_around import Around
 from lawson.torch._fusion_captured import Slot
 from lawson.torch._fusion_op import apply, is_plain, recorded
-from lawson.torch._fusion_program import Program, program
+from lawson.torch._fusion_program import Program, no_tensor, program
 from lawson.torch._fusion_run import code_of
 from lawson.torch._trace_fx import Spec
 
@@ -176,6 +178,8 @@ class Site:
 
     def traced(self, tensors: Sequence[torch.Tensor]) -> Traced:
         """The program for tensors of these shapes, strides, dtypes and device."""
+        for label, tensor in zip(self.kind.labels, tensors, strict=True):
+            _check(self.kind.name, label, tensor)
         specs = tuple(Spec.of(t) for t in tensors)
         slots = self.around.tensors
         own = [s.value for s in slots]
@@ -247,6 +251,8 @@ class Site:
                 for slot, tensor in zip(swapped, given[count:], strict=True):
                     slot.holder[slot.key] = tensor
                 results, tree = pytree.tree_flatten(kind.function(*args, **kwargs))
+                if not all(isinstance(x, torch.Tensor) for x in results):
+                    no_tensor(kind.name)
             finally:
                 _tracing.on = outer
                 for slot, tensor in zip(swapped, before, strict=True):
@@ -260,7 +266,8 @@ class Site:
         settings = kind.settings
         if torch.are_deterministic_algorithms_enabled():
             settings = dataclasses.replace(settings, deterministic=True)
-        made = program(flat, kind.name, labels, (*specs, *more), settings, known=known)
+        with _unwritten(kind.name, self.around):
+            made = program(flat, kind.name, labels, (*specs, *more), settings, known=known)
         found = [next((s for s in slots if own and s.value is t), None) for t in made.captured]
         return Traced(made, out_tree, tuple(found), tuple(swapped))
 
@@ -271,3 +278,59 @@ def _unflatten(tree: Any) -> Callable[[Sequence[torch.Tensor]], Any]:
     if tree.type is tuple and all(child.is_leaf() for child in tree.children()):
         return tuple
     return lambda results: pytree.tree_unflatten(list(results), tree)
+
+
+def _check(name: str, label: str, tensor: torch.Tensor) -> None:
+    """Refuses tensors that no kernel takes, by the names of their arguments."""
+    kind = None
+    if tensor.is_nested:
+        kind = "a nested tensor"
+    elif tensor.layout is not torch.strided:
+        kind = f"sparse ({str(tensor.layout).removeprefix('torch.')})"
+    elif tensor.is_quantized:
+        kind = f"quantised ({str(tensor.dtype).removeprefix('torch.')})"
+    elif tensor.device.type not in ("cpu", "cuda"):
+        kind = f"on device '{tensor.device}'"
+    if kind is not None:
+        raise UnsupportedError(
+            f"unsupported: fusion '{name}': argument '{label}' is {kind}\n"
+            "  nearest supported form: a dense, strided tensor on cuda, or on cpu"
+        )
+
+
+@contextlib.contextmanager
+def _unwritten(name: str, around: Around) -> Iterator[None]:
+    """Where a trace leaves tensors of its own in the user's objects, they are taken out again, and
+    the function is refused."""
+    places = [Slot("", s.holder, s.key) for s in around.tensors]
+    values = [slot.value for slot in places]
+    before = [(label, holder, dict(holder)) for label, holder in around.holders]
+    left: list[str] = []
+    try:
+        yield
+    finally:
+        for label, holder, old in before:
+            for key, value in list(holder.items()):
+                if _is_of_a_trace(value) and old.get(key) is not value:
+                    left.append(".".join(part for part in (label, key) if part))
+                    if key in old:
+                        holder[key] = old[key]
+                    else:
+                        del holder[key]
+        for slot, shown, old_value in zip(places, around.tensors, values, strict=True):
+            if _is_of_a_trace(slot.value) and slot.value is not old_value:
+                left.append(shown.label)
+                slot.holder[slot.key] = old_value
+    if left:
+        raise UnsupportedError(
+            f"unsupported: fusion '{name}': it assigns to '{left[0]}', which it does not own\n"
+            "  nearest supported form: the new value as a result, assigned outside of the fusion"
+        )
+
+
+def _is_of_a_trace(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and (
+        isinstance(value, FakeTensor)
+        or torch._is_functional_tensor(value)
+        or torch._C._functorch.is_functorch_wrapped_tensor(value)
+    )

@@ -19,7 +19,7 @@ from lawson.torch._fusion import Fusion, fusions_in
 from lawson.torch._fusion_program import Program
 from lawson.torch._fusion_run import code_of
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a function that is inspected may inspect another one
 # Of the inspection that is under way. Autograd's threads add to it.
 _found: list[Any] | None = None
 
@@ -42,11 +42,11 @@ def of_program(program: Program) -> Inspection:
 def _recording() -> Iterator[list[Any]]:
     global _found
     with _lock:
-        _found = []
+        outer, _found = _found, []
         try:
             yield _found
         finally:
-            _found = None
+            _found = outer
 
 
 def inspect(function: Callable[..., Any]) -> Callable[..., Any]:

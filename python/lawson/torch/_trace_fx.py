@@ -23,6 +23,7 @@ from torch._subclasses import fake_tensor
 from torch.fx import traceback as fx_traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from lawson._errors import UnsupportedError
 
@@ -124,6 +125,31 @@ class _Lines(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+class _NoWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Refuses writes into tensors that the function closes over, before they are done."""
+
+    def __init__(self, name: str, lines: _Lines) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._name = name
+        self._lines = lines
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func._schema.is_mutable:
+            given = {**dict(zip((a.name for a in func._schema.arguments), args)), **(kwargs or {})}
+            for a in func._schema.arguments:
+                is_written = a.alias_info is not None and a.alias_info.is_write
+                if is_written and type(given.get(a.name)) in (torch.Tensor, torch.nn.Parameter):
+                    op = str(func).removesuffix(".default")
+                    line = f" at {self._lines.line}" if self._lines.line else ""
+                    raise UnsupportedError(
+                        f"unsupported: fusion '{self._name}': {op}{line}: it writes into a tensor "
+                        "that the function closes over\n"
+                        "  nearest supported form: the write outside of the fusion: return the new "
+                        "value, and copy it there"
+                    )
+        return func(*args, **(kwargs or {}))
+
+
 def outside(function: Callable[[], T]) -> T:
     """``function()``, outside of whatever PyTorch is doing: other traces, transformations, inference
     mode, hooks of what is saved (checkpoint). All of that is of a thread."""
@@ -210,7 +236,7 @@ def _traced(
         nonlocal rule
         # no leaves: a function may write into what it is given
         given = tensors if functional else [t.view_as(t) if t.requires_grad else t for t in tensors]
-        with lines, fx_traceback.preserve_node_meta():
+        with lines, fx_traceback.preserve_node_meta(), _NoWrites(name, lines):
             results = list(function(*given))
         if not functional:
             rule = _own_rule(results)
@@ -234,6 +260,14 @@ def _traced(
             f"unsupported: fusion '{name}': {what}{f' at {lines.line}' if lines.line else ''}: it "
             "depends on values, which are not known while tracing\n"
             "  nearest supported form: this part outside of the fusion; torch.where over both cases"
+        ) from error
+    except RuntimeError as error:
+        if not str(error).startswith(".numpy() is not supported"):
+            raise
+        raise UnsupportedError(
+            f"unsupported: fusion '{name}': numpy(){f' at {lines.line}' if lines.line else ''}: "
+            "while tracing there are no values\n"
+            "  nearest supported form: this part outside of the fusion"
         ) from error
     return made, lines.own_gradient or rule
 

@@ -90,7 +90,10 @@ def _rounding(op: str) -> Rule:
             walk.refuse(f"{decimals} decimals", "the rounding of a scaled tensor")
         if not is_float(x.dtype) and op != "sign":
             return converted(walk, x, walk.dtype(call.dtype))
-        return apply(walk, call, op, x)
+        found = apply(walk, call, op, x)
+        if op == "sign" and is_float(x.dtype):  # PyTorch's of NaN is 0
+            return select(walk, compare(walk, "compare_eq", x, x), found, const(0, found.dtype))
+        return found
 
     return translate
 
@@ -153,8 +156,27 @@ def _div(walk: Walk, call: Call, a: Any, b: Any, *, rounding_mode: str | None = 
         return pointwise(walk, "sub", [whole, converted(walk, below, dtype)])
     found = pointwise(walk, "div", [a, b])
     if rounding_mode == "floor":
-        return pointwise(walk, "floor", [found])
+        return _floor_divided(walk, a, b, found)
     return truncated(walk, found) if rounding_mode == "trunc" else found
+
+
+def _floor_divided(walk: Walk, a: Operand, b: Operand, quotient: Operand) -> Operand:
+    """By the remainder, as PyTorch and Python: 1 // 0.1 is 9, and the quotient is rounded to 10."""
+    if isinstance(b, Const) and not b.shape and abs(math.frexp(float(b.number))[0]) == 0.5:
+        return pointwise(walk, "floor", [quotient])  # by a power of 2, which is exact
+    dtype = quotient.dtype
+    zero, one = const(0, dtype), const(1, dtype)
+    rest = pointwise(walk, "mod", [a, b])
+    whole = pointwise(walk, "div", [pointwise(walk, "sub", [a, rest]), b])
+    less = pointwise(walk, "sub", [whole, one])
+    whole = select(walk, _opposite(walk, rest, b), less, whole)
+    down = pointwise(walk, "floor", [whole])
+    off = pointwise(walk, "sub", [whole, down])
+    up = pointwise(walk, "add", [down, one])
+    near = select(walk, compare(walk, "compare_gt", off, const(0.5, dtype)), up, down)
+    signed_zero = pointwise(walk, "mul", [quotient, zero])
+    found = select(walk, compare(walk, "compare_eq", whole, zero), signed_zero, near)
+    return select(walk, compare(walk, "compare_eq", b, zero), quotient, found)
 
 
 def _opposite(walk: Walk, rest: Operand, divisor: Operand) -> Operand:
@@ -377,9 +399,11 @@ def _isinf(walk: Walk, call: Call, x: Any) -> Operand:
 
 @rule("_to_copy", "to", "type_as")
 def _to_copy(walk: Walk, call: Call, x: Any, **settings: Any) -> Operand:
-    if settings.get("device") not in (None, call.node.args[0].meta["val"].device):  # type: ignore[union-attr]
-        walk.refuse("a copy to another device", "the copy outside of the fusion")
-    return converted(walk, x, walk.dtype(call.dtype))
+    source = call.node.args[0]  # a number where vmap makes one a tensor
+    if isinstance(source, torch.fx.Node):
+        if settings.get("device") not in (None, source.meta["val"].device):
+            walk.refuse("a copy to another device", "the copy outside of the fusion")
+    return operand(walk, x, walk.dtype(call.dtype))
 
 
 @rule("clone", "contiguous", "alias", "lift_fresh_copy", "lift_fresh", "detach", "view_as",
