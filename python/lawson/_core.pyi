@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import overload
 
+
 def version() -> str:
     """The library's version, "0.1.0"."""
 
