@@ -26,6 +26,7 @@ from torch import Tensor, nn
 import lawson
 from lawson import _core
 from lawson.torch import Fusion, fusion, inspect
+from new_process import in_new_process
 
 cpu = functools.partial(fusion, engines=["cpu"])
 torch.manual_seed(7)
@@ -510,6 +511,38 @@ def test_counters_and_debug_lines() -> None:
     assert events == {**wanted, "EXECUTE": 11}, done.stderr
     chosen = [line for line in lines if "'layer' (fusion) on cpu: engine=cpu plan=" in line]
     assert len(chosen) == 2, done.stderr
+
+
+def test_first_calls_of_many_threads_that_end() -> None:
+    # PyTorch's tracers keep state of the process, and of the first thread that traced.
+    code = """
+import os
+os.environ["LAWSON_ENGINE"] = "cpu"
+import threading
+import torch
+from lawson.torch import fusion
+
+right = []
+
+def work(i):
+    def scaled(x):
+        return torch.relu(x * (i + 1))
+
+    x = torch.randn(3 + i, 5)
+    barrier.wait()
+    right.append(torch.equal(fusion(scaled)(x), scaled(x)))
+
+for _ in range(3):
+    barrier = threading.Barrier(16)
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+assert fusion(lambda x: x + 1)(torch.ones(2)).sum() == 4
+print(right.count(True), right.count(False))
+"""
+    assert in_new_process(code) == "48 0\n"
 
 
 def test_threads_share_one_program() -> None:

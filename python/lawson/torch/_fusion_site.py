@@ -26,7 +26,7 @@ from lawson.torch._fusion_captured import Slot
 from lawson.torch._fusion_op import apply, is_plain, recorded
 from lawson.torch._fusion_program import Program, no_tensor, program
 from lawson.torch._fusion_run import code_of
-from lawson.torch._trace_fx import Spec
+from lawson.torch._trace_fx import Spec, alone
 
 KEPT = 256  # programs of one site
 STATES = 32  # of what is around one kind of calls
@@ -189,6 +189,10 @@ class Site:
             found = self._traced.get(key)
             if found is not None:
                 self._traced.move_to_end(key)
+                return found
+        with alone(), self._lock:  # in this order, as a trace may come to another site
+            found = self._traced.get(key)
+            if found is not None:
                 return found
             found = self._trace(specs, slots if swapped else [], own if not swapped else [], slots)
             self._traced[key] = found

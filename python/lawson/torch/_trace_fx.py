@@ -15,7 +15,8 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import torch
@@ -150,6 +151,48 @@ class _NoWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **(kwargs or {}))
 
 
+_tracing = threading.Lock()
+_traces: contextvars.ContextVar[bool] = contextvars.ContextVar("lawson_traces", default=False)
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """While no other thread traces. Within itself, also in the thread of `outside`, it is no wait.
+
+    PyTorch's tracers keep what is going on in variables of the process: traces of several threads
+    at once fail, or end it (torch 2.11).
+    """
+    if _traces.get():
+        yield
+        return
+    with _tracing:
+        token = _traces.set(True)
+        try:
+            yield
+        finally:
+            _traces.reset(token)
+
+
+@functools.cache
+def _keep_device_guard() -> None:
+    """Makes fake tensors usable from threads that end, on a machine without a GPU.
+
+    There torch 2.11 lets the first thread that makes some hold the device guard of all, and ends the
+    process when another one needs it later. So the first is one that stays.
+    """
+    if torch.cuda.is_available():
+        return
+    made = threading.Event()
+
+    def stay() -> None:
+        with fake_tensor.FakeTensorMode():
+            made.set()
+        threading.Event().wait()
+
+    threading.Thread(target=stay, name="lawson-fake-tensors", daemon=True).start()
+    made.wait()
+
+
 def outside(function: Callable[[], T]) -> T:
     """``function()``, outside of whatever PyTorch is doing: other traces, transformations, inference
     mode, hooks of what is saved (checkpoint). All of that is of a thread."""
@@ -196,7 +239,9 @@ def captured(function: Callable[..., Sequence[Any]], specs: Sequence[Spec], name
     Raises:
       UnsupportedError: what depends on values (``item``, ``nonzero``), with its line.
     """
-    found, note = outside(lambda: _functional(function, specs, name))
+    with alone():
+        _keep_device_guard()
+        found, note = outside(lambda: _functional(function, specs, name))
     found.graph.eliminate_dead_code(_has_no_effect)
     detached = next((n for n in found.graph.nodes if _is_detach(n)), None)
     if detached is not None and note is None:
