@@ -555,6 +555,7 @@ REFUSED: dict[str, tuple[Callable[..., Any], tuple[Any, ...], str]] = {
     "max": (lambda x: x.max(0), (X,), "amax, and a comparison with it"),
     "add": (lambda x: x + x, (BYTES,), "convert the operands to int32"),
     "mm": (lambda x: x @ x.T, (INTEGERS.long(),), "torch._int_mm"),
+    "bf16": (lambda x: x.bfloat16() @ x.T, (X,), "convert one of them"),
     "complex": (lambda x: torch.complex(x, x), (X,), "its real and imaginary parts"),
     "argument 'x'": (lambda x: x, (INTEGERS.to(torch.int16),), "int32"),
     "view": (lambda x: x.view(torch.int64), (X,), "the view outside of the fusion"),

@@ -25,6 +25,11 @@ def _product(
     out: str | None = None,
 ) -> Operand:
     dtype = walk.dtype(call.dtype) if out is None else out
+    if a.dtype != b.dtype and out is None:  # PyTorch's own refusal, which fake tensors do not make
+        walk.refuse(
+            f"a product of {a.dtype} and {b.dtype}",
+            "operands of one dtype, as PyTorch asks for: convert one of them",
+        )
     if not is_float(a.dtype) and dtype != "i32":
         walk.refuse(
             f"a product of {a.dtype} as {dtype} wraps around",
