@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NoReturn
 
 from lawson._errors import InvalidArgumentError
@@ -292,6 +292,36 @@ class Setup:
 
     def backward_operands(self) -> tuple[str, ...]:
         return (*self.names, "o", "stats", "do")
+
+    def operand_names(self, which: str) -> tuple[str, ...]:
+        """Those of a pass, "forward" or "backward", in order."""
+        return self.names if which == "forward" else self.backward_operands()
+
+    def result_names(self, which: str) -> tuple[str, ...]:
+        """Those of a pass, in order."""
+        return self.forward_results() if which == "forward" else self.backward_results()
+
+    def axis(self, name: str, place: str) -> int | None:
+        """Where a tensor has its sequences (place "b") or its heads ("h"); None: nowhere."""
+        dims = self.dims(name)
+        for letter in "b" if place == "b" else "hg":
+            if letter in dims:
+                return dims.index(letter)
+        return None
+
+    def place_of_mapped(self, which: str, mapped: Collection[str]) -> str:
+        """Where an axis over which the tensors of these names are mapped goes: "b", "h", or "" for
+        one after another."""
+        if "seed" in self.names or self.appends:
+            return ""
+        per_head = any(name in mapped for name in ("slopes", "sink"))
+        per_head = per_head or (which == "backward" and "sink" in self.names)
+        if not per_head and not self.ragged_q and not self.ragged_kv:
+            return "b"
+        slopes_by_count = self.bias == "alibi" and "slopes" not in self.names
+        if slopes_by_count or any(name in mapped for name in OF_SEQUENCES):
+            return ""
+        return "h"
 
     def result(
         self,

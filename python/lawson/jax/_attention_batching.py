@@ -15,11 +15,9 @@ import jax
 import jax.numpy as jnp
 from jax.interpreters import batching
 
-from lawson._attention_setup import OF_SEQUENCES, Setup
+from lawson._attention_setup import Setup
 from lawson.jax import _attention_primitive as primitive
 from lawson.jax._jax import at_least_f32
-
-_OF_HEADS = ("slopes", "sink")
 
 
 def _fold(value: Any, dim: int | None, axis: int, size: int) -> Any:
@@ -38,30 +36,8 @@ def _unfold(value: Any, axis: int, size: int) -> Any:
     return value.reshape(shape)
 
 
-def _place(setup: Setup, which: str, mapped: set[str]) -> str:
-    """Where the mapped axis goes: "b", "h", or "" for one after another."""
-    if "seed" in setup.names or setup.appends:
-        return ""
-    per_head = mapped & set(_OF_HEADS) or (which == "backward" and "sink" in setup.names)
-    ragged = setup.ragged_q or setup.ragged_kv
-    if not per_head and not ragged:
-        return "b"
-    slopes_by_count = setup.bias == "alibi" and "slopes" not in setup.names
-    if mapped & set(OF_SEQUENCES) or slopes_by_count:
-        return ""
-    return "h"
-
-
-def _axis(setup: Setup, name: str, place: str) -> int | None:
-    dims = setup.dims(name)
-    for letter in "b" if place == "b" else "hg":
-        if letter in dims:
-            return dims.index(letter)
-    return None
-
-
 def _folded(setup: Setup, which: str, place: str, size: int, args: Any, dims: Any) -> Any:
-    names = primitive.operand_names(setup, which)
+    names = setup.operand_names(which)
     element = {
         name: tuple(n for i, n in enumerate(arg.shape) if i != dim)
         for name, arg, dim in zip(names, args, dims, strict=True)
@@ -74,7 +50,7 @@ def _folded(setup: Setup, which: str, place: str, size: int, args: Any, dims: An
     folded = []
     expanded_bias = False
     for name, arg, dim in zip(names, args, dims, strict=True):
-        axis = _axis(setup, name, place)
+        axis = setup.axis(name, place)
         if setup.paged and place == "b" and name in ("k", "v"):
             if mapped_pages:
                 arg = _fold(arg, dim, setup.dims(name).index("p"), size)
@@ -102,8 +78,8 @@ def _folded(setup: Setup, which: str, place: str, size: int, args: Any, dims: An
         folded.append(value)
     results = primitive.primitives[which].bind(*folded, setup=setup)
     outs, out_dims = [], []
-    for name, value in zip(primitive.result_names(setup, which), results, strict=True):
-        axis = _axis(setup, name, place)
+    for name, value in zip(setup.result_names(which), results, strict=True):
+        axis = setup.axis(name, place)
         assert axis is not None  # no result lacks it where a place was found
         value = _unfold(value, axis, size)
         if name == "dbias" and expanded_bias:
@@ -129,12 +105,12 @@ def _of_nothing(setup: Setup, which: str, args: Sequence[Any], dims: Any) -> Any
 
 
 def _batch(args: Sequence[Any], dims: Sequence[int | None], *, setup: Setup, which: str) -> Any:
-    names = primitive.operand_names(setup, which)
+    names = setup.operand_names(which)
     mapped = {name for name, dim in zip(names, dims, strict=True) if dim is not None}
     size = next(arg.shape[dim] for arg, dim in zip(args, dims, strict=True) if dim is not None)
     if size == 0:
         return _of_nothing(setup, which, args, dims)
-    place = _place(setup, which, mapped)
+    place = setup.place_of_mapped(which, mapped)
     if place:
         return _folded(setup, which, place, size, args, dims)
 

@@ -39,7 +39,7 @@ def _run(setup: Setup, which: str, operands: Any) -> list[Any]:
     run = primitive.forward if which == "forward" else primitive.backward
     results = run(setup, *operands)
     given = dict(zip(setup.names, operands, strict=False))
-    for at, name in enumerate(primitive.result_names(setup, which)):
+    for at, name in enumerate(setup.result_names(which)):
         for letter, side in (("m", "q"), ("n", "kv")):
             if letter not in setup.dims(name):
                 continue

@@ -52,7 +52,7 @@ def _partitioned(setup: Setup, which: str) -> Callable[..., Any]:
 
 def _rule(setup: Setup, which: str, mesh: Any, operands: Any, results: Any) -> Any:
     del mesh
-    names = primitive.operand_names(setup, which)
+    names = setup.operand_names(which)
     shapes = {name: _dims(value) for name, value in zip(names, operands, strict=True)}
     sizes = setup.sizes({name: shapes[name] for name in setup.names})
     group = sizes["h"] // sizes["g"]
@@ -80,7 +80,7 @@ def _rule(setup: Setup, which: str, mesh: Any, operands: Any, results: Any) -> A
             terms.append(" ".join(words))
         return ", ".join(terms)
 
-    outs = primitive.result_names(setup, which)
+    outs = setup.result_names(which)
     left = side(names, [shapes[name] for name in names])
     right = side(outs, [_dims(value) for value in results])
     return f"{left} -> {right}", factors
@@ -116,7 +116,7 @@ def _axes(sharding: Any, dims: str, letters: str, name: str) -> Axes:
 
 def _chosen(setup: Setup, which: str, mesh: Any, operands: Sequence[Any]) -> tuple[Axes, Axes]:
     """The mesh axes over sequences and over heads."""
-    names = primitive.operand_names(setup, which)
+    names = setup.operand_names(which)
     given = {name: value.sharding for name, value in zip(names, operands, strict=True)}
     for name, along in _ALONG.items():
         axes = _axes(given[name], setup.dims(name), along, name)
@@ -181,8 +181,8 @@ def _shardings(
     batch, heads = _chosen(setup, which, mesh, operands)
     sides = []
     for names, values in (
-        (primitive.operand_names(setup, which), operands),
-        (primitive.result_names(setup, which), results),
+        (setup.operand_names(which), operands),
+        (setup.result_names(which), results),
     ):
         sides.append(
             [
@@ -197,10 +197,10 @@ def explicit(
     setup: Setup, which: str, mesh: Any, operands: Sequence[Any], results: Sequence[Any]
 ) -> list[NamedSharding]:
     """The shardings of results on explicit mesh axes; a gradient has that of its operand."""
-    names = primitive.operand_names(setup, which)
+    names = setup.operand_names(which)
     given = {name: aval.sharding for name, aval in zip(names, operands, strict=True)}
     own = _shardings(setup, which, mesh, operands, results)[1]
-    outs = primitive.result_names(setup, which)
+    outs = setup.result_names(which)
     if which == "forward":
         return own
     return [given[name.removeprefix("d")] for name in outs]
@@ -217,7 +217,7 @@ def _infer(setup: Setup, which: str, mesh: Any, operands: Any, results: Any) -> 
 
 def _partition(setup: Setup, which: str, mesh: Any, operands: Any, results: Any) -> Any:
     in_shardings, out_shardings, batch, heads = _shardings(setup, which, mesh, operands, results)
-    names = primitive.operand_names(setup, which)
+    names = setup.operand_names(which)
 
     def on_shard(*values: Any) -> tuple[Any, ...]:
         values = tuple(

@@ -33,25 +33,15 @@ NO_DERIVATIVE = (
 )
 
 
-def operand_names(setup: Setup, which: str) -> tuple[str, ...]:
-    """The names of a pass's operands, in order."""
-    return setup.names if which == "forward" else setup.backward_operands()
-
-
-def result_names(setup: Setup, which: str) -> tuple[str, ...]:
-    """The names of a pass's results, in order."""
-    return setup.forward_results() if which == "forward" else setup.backward_results()
-
-
 def result_shapes(
     setup: Setup, which: str, avals: Sequence[Any]
 ) -> list[tuple[tuple[int, ...], np.dtype[Any]]]:
     """Shape and dtype of each result."""
-    names = operand_names(setup, which)
+    names = setup.operand_names(which)
     shapes = {name: aval.shape for name, aval in zip(names, avals, strict=True)}
     types = {name: np.dtype(aval.dtype).name for name, aval in zip(names, avals, strict=True)}
     sizes = setup.sizes(shapes)
-    results = (setup.result(name, sizes, types, shapes) for name in result_names(setup, which))
+    results = (setup.result(name, sizes, types, shapes) for name in setup.result_names(which))
     return [(shape, jnp.dtype(dtype)) for shape, dtype in results]
 
 
@@ -77,7 +67,7 @@ def _abstract(*avals: Any, setup: Setup, which: str) -> list[Any]:
     mesh = _jax.explicit_mesh(avals)
     if mesh is not None and varying.empty:
         return _explicit(setup, which, mesh, avals)
-    for name, aval in zip(operand_names(setup, which), avals, strict=True):
+    for name, aval in zip(setup.operand_names(which), avals, strict=True):
         if aval.manual_axis_type != varying:
             raise TypeError(
                 f"{name} varies over {aval.manual_axis_type}, q over {varying}: inside shard_map "
@@ -171,8 +161,8 @@ def _lower(ctx: Any, *operands: Any, setup: Setup, which: str, platform: str) ->
     if setup.training:
         judge(spec, device, options)  # both passes; before either runs
     plan = _core.attention_plan(spec, which, device, options)
-    names = operand_names(setup, which)
-    outs = result_names(setup, which)
+    names = setup.operand_names(which)
+    outs = setup.result_names(which)
     avals, values = list(ctx.avals_in), list(operands)
     for at, name in enumerate(names):
         if name in ("seed", "offset"):  # i64, which JAX has only with jax_enable_x64

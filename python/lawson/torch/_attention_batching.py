@@ -13,11 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lawson._attention_setup import OF_SEQUENCES, Setup
+from lawson._attention_setup import Setup
 from lawson.torch import _attention_ops as ops
 from lawson.torch import _attention_run as run
-
-_OF_HEADS = ("slopes", "sink")
 
 
 def _fold(value: Tensor, dim: int | None, axis: int, size: int) -> Tensor:
@@ -32,28 +30,6 @@ def _fold(value: Tensor, dim: int | None, axis: int, size: int) -> Tensor:
 def _unfold(value: Tensor, axis: int, size: int) -> Tensor:
     shape = (*value.shape[:axis], size, value.shape[axis] // size, *value.shape[axis + 1 :])
     return value.reshape(shape)
-
-
-def _place(setup: Setup, which: str, mapped: set[str]) -> str:
-    """Where the mapped axis goes: "b", "h", or "" for one after another."""
-    if "seed" in setup.names or setup.appends:
-        return ""
-    per_head = mapped & set(_OF_HEADS) or (which == "backward" and "sink" in setup.names)
-    ragged = setup.ragged_q or setup.ragged_kv
-    if not per_head and not ragged:
-        return "b"
-    slopes_by_count = setup.bias == "alibi" and "slopes" not in setup.names
-    if mapped & set(OF_SEQUENCES) or slopes_by_count:
-        return ""
-    return "h"
-
-
-def _axis(setup: Setup, name: str, place: str) -> int | None:
-    dims = setup.dims(name)
-    for letter in "b" if place == "b" else "hg":
-        if letter in dims:
-            return dims.index(letter)
-    return None
 
 
 def _folded(
@@ -77,7 +53,7 @@ def _folded(
     expanded_bias = False
     for name, given in args.items():
         arg, dim = given, dims[name]
-        axis = _axis(setup, name, place)
+        axis = setup.axis(name, place)
         if setup.paged and place == "b" and name in ("k", "v"):
             if mapped_pages:
                 arg = _fold(arg, dim, setup.dims(name).index("p"), size)
@@ -104,8 +80,8 @@ def _folded(
     results = ops.call(which, setup, text, folded)
     outs: dict[str, Tensor] = {}
     out_dims: dict[str, int | None] = {}
-    for name, result in zip(run.result_names(setup, which), results, strict=True):
-        axis = _axis(setup, name, place)
+    for name, result in zip(setup.result_names(which), results, strict=True):
+        axis = setup.axis(name, place)
         assert axis is not None  # no result lacks it where a place was found
         value = _unfold(result, axis, size)
         if name == "dbias" and expanded_bias:
@@ -124,7 +100,7 @@ def _one_by_one(
     args: Mapping[str, Tensor],
     dims: Mapping[str, int | None],
 ) -> tuple[dict[str, Tensor], dict[str, int | None]]:
-    names = run.result_names(setup, which)
+    names = setup.result_names(which)
     rows = [
         ops.call(
             which,
@@ -166,14 +142,14 @@ def rule(which: str) -> Callable[..., Any]:
         named_dims = dict(zip(arguments, in_dims, strict=False))
         text = named["setup"]
         setup = run.setup_of(text)
-        names = run.operand_names(setup, which)
+        names = setup.operand_names(which)
         args = {name: named[name] for name in names}
         dims = {name: named_dims[name] for name in names}
         mapped = {name for name in names if dims[name] is not None}
         size = info.batch_size
         if size == 0:
             outs, out_dims = _of_nothing(setup, which, args, dims)
-        elif place := _place(setup, which, mapped):
+        elif place := setup.place_of_mapped(which, mapped):
             outs, out_dims = _folded(setup, text, which, place, size, args, dims)
         else:
             outs, out_dims = _one_by_one(setup, text, which, size, args, dims)

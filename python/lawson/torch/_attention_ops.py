@@ -66,7 +66,7 @@ OPS: dict[str, Any] = {
 
 def bind(which: str, setup: Setup, text: str, operands: Sequence[Any]) -> list[Any]:
     """The operator's arguments, from the operands of the Setup in order."""
-    given = dict(zip(run.operand_names(setup, which), operands, strict=True))
+    given = dict(zip(setup.operand_names(which), operands, strict=True))
     given["setup"] = text
     return [given.get(argument) for argument in ARGUMENTS[which]]
 
@@ -75,7 +75,7 @@ def call(which: str, setup: Setup, text: str, operands: Sequence[Any]) -> list[A
     """A pass as an operator: the results that the Setup has, in order."""
     results = OPS[which](*bind(which, setup, text, operands))
     found = dict(zip(RESULTS[which], results, strict=True))
-    return [found[name] for name in run.result_names(setup, which) if name in found]
+    return [found[name] for name in setup.result_names(which) if name in found]
 
 
 def append(setup: Setup, text: str, operands: Sequence[Any]) -> list[Any]:
@@ -138,7 +138,7 @@ def described(which: str, setup: Setup, tensors: Mapping[str, Tensor]) -> dict[s
     strides = {name: x.stride() for name, x in tensors.items()}
     types = {name: run.type_name(x.dtype) for name, x in tensors.items()}
     forms = run.result_forms(setup, which, sizes, shapes, strides, types)
-    return dict(zip(run.result_names(setup, which), forms, strict=True))
+    return dict(zip(setup.result_names(which), forms, strict=True))
 
 
 def _inspection() -> Any:
@@ -150,7 +150,7 @@ def _inspection() -> Any:
 def _fake(which: str, arguments: Sequence[str], results: Sequence[str], *given: Any) -> Any:
     named = dict(zip(arguments, given, strict=False))
     setup = run.setup_of(named["setup"])
-    tensors = {name: named[name] for name in run.operand_names(setup, which)}
+    tensors = {name: named[name] for name in setup.operand_names(which)}
     forms = described(which, setup, tensors)
     _inspection().record(lambda: _attention_inspect.inspect_pass(which, setup, tensors))
     q = named["q"]

@@ -38,16 +38,6 @@ Form = tuple[tuple[int, ...], tuple[int, ...], str]  # shape, strides, dtype
 Check = Callable[[Mapping[str, Sequence[int]]], None]
 
 
-def operand_names(setup: Setup, which: str) -> tuple[str, ...]:
-    """The names of a pass's operands, in order."""
-    return setup.names if which == "forward" else setup.backward_operands()
-
-
-def result_names(setup: Setup, which: str) -> tuple[str, ...]:
-    """The names of a pass's results, in order."""
-    return setup.forward_results() if which == "forward" else setup.backward_results()
-
-
 def type_name(dtype: torch.dtype) -> str:
     """ "float32" of torch.float32."""
     return str(dtype)[6:]
@@ -82,7 +72,7 @@ def result_forms(
 ) -> list[Form]:
     """Shape, strides and dtype of each result: dense, in the stride order of what it belongs to."""
     found = []
-    for name in result_names(setup, which):
+    for name in setup.result_names(which):
         shape, dtype = setup.result(name, sizes, types, shapes)
         like = _LIKE.get(name)
         order = range(len(shape)) if like is None else stride_order(strides[like])
@@ -127,8 +117,8 @@ class Runner:
     ) -> None:
         self.setup = setup
         self.which = which
-        self.names = operand_names(setup, which)
-        self.outs = result_names(setup, which)
+        self.names = setup.operand_names(which)
+        self.outs = setup.result_names(which)
         self._check = check
         self._labels = labels or {}
         # The tokens of no sequence are 0, and no plan writes them: such results are made before.
@@ -259,8 +249,8 @@ def choose(
       shapes: of the operands, by name.
       misplaced: operands at addresses that no engine takes.
     """
-    names = operand_names(setup, which)
-    in_place = [name for name in result_names(setup, which) if name in names]
+    names = setup.operand_names(which)
+    in_place = [name for name in setup.result_names(which) if name in names]
     copies = {at for at, x in enumerate(operands) if not _is_dense(names[at], x)} | {*misplaced}
     for at in sorted(copies):
         if names[at] in in_place:
@@ -299,12 +289,12 @@ def _spec(
     shapes: Mapping[str, Sequence[int]],
     copied: Collection[int],
 ) -> str:
-    names = operand_names(setup, which)
+    names = setup.operand_names(which)
     strides = {}
     for at, (name, x) in enumerate(zip(names, operands, strict=True)):
         if name in STRIDED and at not in copied:
             strides[name] = _strides(setup, name, x)
-    for name, (shape, given, _) in zip(result_names(setup, which), forms, strict=True):
+    for name, (shape, given, _) in zip(setup.result_names(which), forms, strict=True):
         if name in STRIDED and name not in names:
             strides[name] = logical_strides(setup.dims(name), shape, given)
     if setup.training and which == "forward":  # as the backward will have them

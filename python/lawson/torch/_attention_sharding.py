@@ -62,14 +62,14 @@ def _shardings(which: str, *given: Any) -> list[tuple[list[Any], list[Any]]]:
 
     named = dict(zip(ops.ARGUMENTS[which], given, strict=False))
     setup = run.setup_of(named["setup"])
-    operands = run.operand_names(setup, which)
+    operands = setup.operand_names(which)
     found = []
     for place in ("", *_places(setup, named)):
         inputs = [
             _operand(setup, name, place, named[name]) if name in operands else None
             for name in named
         ]
-        results = run.result_names(setup, which)
+        results = setup.result_names(which)
         outputs = [
             _result(setup, name, place, named) if name in results else Replicate()
             for name in ops.RESULTS[which]
@@ -95,18 +95,10 @@ def _places(setup: Setup, named: dict[str, Any]) -> Sequence[str]:
     return places
 
 
-def _axis(setup: Setup, name: str, place: str) -> int | None:
-    dims = setup.dims(name)
-    for letter in "b" if place == "b" else "hg":
-        if letter in dims:
-            return dims.index(letter)
-    return None
-
-
 def _operand(setup: Setup, name: str, place: str, x: Any) -> Any:
     from torch.distributed.tensor import Replicate, Shard
 
-    axis = _axis(setup, name, place) if place else None
+    axis = setup.axis(name, place) if place else None
     if axis is None or (name in _BROADCAST and x.shape[axis] == 1):
         return Replicate()
     return Shard(axis)
@@ -115,7 +107,7 @@ def _operand(setup: Setup, name: str, place: str, x: Any) -> Any:
 def _result(setup: Setup, name: str, place: str, named: dict[str, Any]) -> Any:
     from torch.distributed.tensor import Partial, Replicate, Shard
 
-    axis = _axis(setup, name, place) if place else None
+    axis = setup.axis(name, place) if place else None
     if name == "dbias" and axis is not None and named["bias"].shape[axis] == 1:
         return Partial()
     if axis is not None:

@@ -5,42 +5,10 @@
 #include <utility>
 
 #include "jax/call.h"
+#include "shared/attention_params.h"
 
 namespace lawson::jax {
 namespace {
-
-constexpr std::array kParams{
-    std::pair{"q", LAWSON_PARAM_Q},
-    std::pair{"k", LAWSON_PARAM_K},
-    std::pair{"v", LAWSON_PARAM_V},
-    std::pair{"o", LAWSON_PARAM_O},
-    std::pair{"stats", LAWSON_PARAM_STATS},
-    std::pair{"max_logit", LAWSON_PARAM_MAX_LOGIT},
-    std::pair{"bias", LAWSON_PARAM_BIAS},
-    std::pair{"sink", LAWSON_PARAM_SINK},
-    std::pair{"mask", LAWSON_PARAM_MASK},
-    std::pair{"slopes", LAWSON_PARAM_SLOPES},
-    std::pair{"seqlen_q", LAWSON_PARAM_SEQLEN_Q},
-    std::pair{"seqlen_kv", LAWSON_PARAM_SEQLEN_KV},
-    std::pair{"cu_seqlens_q", LAWSON_PARAM_CU_SEQLENS_Q},
-    std::pair{"cu_seqlens_kv", LAWSON_PARAM_CU_SEQLENS_KV},
-    std::pair{"cu_seqlens_q_padded", LAWSON_PARAM_CU_SEQLENS_Q_PADDED},
-    std::pair{"cu_seqlens_kv_padded", LAWSON_PARAM_CU_SEQLENS_KV_PADDED},
-    std::pair{"page_table_k", LAWSON_PARAM_PAGE_TABLE_K},
-    std::pair{"page_table_v", LAWSON_PARAM_PAGE_TABLE_V},
-    std::pair{"seed", LAWSON_PARAM_SEED},
-    std::pair{"offset", LAWSON_PARAM_OFFSET},
-    std::pair{"dropout_mask", LAWSON_PARAM_DROPOUT_MASK},
-    std::pair{"dropped", LAWSON_PARAM_DROPPED},
-    std::pair{"k_new", LAWSON_PARAM_K_NEW},
-    std::pair{"v_new", LAWSON_PARAM_V_NEW},
-    std::pair{"do", LAWSON_PARAM_DO},
-    std::pair{"dq", LAWSON_PARAM_DQ},
-    std::pair{"dk", LAWSON_PARAM_DK},
-    std::pair{"dv", LAWSON_PARAM_DV},
-    std::pair{"dbias", LAWSON_PARAM_DBIAS},
-    std::pair{"dsink", LAWSON_PARAM_DSINK},
-};
 
 // One operand or result.
 struct Slot {
@@ -58,9 +26,8 @@ std::vector<Slot> read_slots(const ffi::Dictionary& all, std::string_view attrib
     const std::size_t end = std::min(list.find(',', begin), list.size());
     const std::string name = list.substr(begin, end - begin);
     begin = end + 1;
-    const auto* const param = std::find_if(kParams.begin(), kParams.end(),
-                                           [&](const auto& known) { return known.first == name; });
-    if (param == kParams.end()) {
+    const auto param = python::attention_param(name);
+    if (!param) {
       refuse("attribute '" + std::string{attribute} + "': '" + name +
              "' is no tensor of attention");
     }
@@ -74,7 +41,7 @@ std::vector<Slot> read_slots(const ffi::Dictionary& all, std::string_view attrib
       refuse("attribute '" + std::string{attribute} + "': the plan of this spec " +
              (is_result ? "writes" : "reads") + " no '" + name + "'");
     }
-    slots.push_back({param->second, *tensor});
+    slots.push_back({*param, *tensor});
   }
   return slots;
 }

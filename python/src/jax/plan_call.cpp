@@ -2,44 +2,21 @@
 // the graph's order; by-value inputs come as the attribute `values`.
 #include <array>
 #include <atomic>
-#include <cstring>
 
 #include "jax/call.h"
+#include "shared/scalars.h"
 
 namespace lawson::jax {
 namespace {
 
-struct Scalar {
-  std::int64_t uid = 0;
-  alignas(8) std::array<std::byte, 8> bytes{};
-};
-
-template <typename T>
-void store(Scalar& scalar, double value) {
-  const T typed = static_cast<T>(value);
-  std::memcpy(scalar.bytes.data(), &typed, sizeof(typed));
-}
+using python::Scalar;
 
 Scalar scalar_of(const TensorInfo& tensor, const Attributes& attributes) {
   const auto it = attributes.values.find(tensor.name);
   if (it == attributes.values.end()) {
     refuse("input '" + tensor.name + "' is by value, and the attribute 'values' has none for it");
   }
-  Scalar scalar;
-  scalar.uid = tensor.uid;
-  if (tensor.dtype == "f32") {
-    store<float>(scalar, it->second);
-  } else if (tensor.dtype == "f64") {
-    store<double>(scalar, it->second);
-  } else if (tensor.dtype == "i32") {
-    store<std::int32_t>(scalar, it->second);
-  } else if (tensor.dtype == "i64") {
-    store<std::int64_t>(scalar, it->second);
-  } else {
-    refuse("input '" + tensor.name + "' is by value and " + tensor.dtype +
-           "; expected f32, f64, i32 or i64");
-  }
-  return scalar;
+  return python::scalar_of(tensor, it->second);
 }
 
 class PlanCall : public Call {

@@ -8,43 +8,11 @@
 #include <mutex>
 #include <utility>
 
+#include "shared/attention_params.h"
 #include "torch/prepared.h"
 
 namespace lawson::torch {
 namespace {
-
-constexpr std::array kParams{
-    std::pair{"q", LAWSON_PARAM_Q},
-    std::pair{"k", LAWSON_PARAM_K},
-    std::pair{"v", LAWSON_PARAM_V},
-    std::pair{"o", LAWSON_PARAM_O},
-    std::pair{"stats", LAWSON_PARAM_STATS},
-    std::pair{"max_logit", LAWSON_PARAM_MAX_LOGIT},
-    std::pair{"bias", LAWSON_PARAM_BIAS},
-    std::pair{"sink", LAWSON_PARAM_SINK},
-    std::pair{"mask", LAWSON_PARAM_MASK},
-    std::pair{"slopes", LAWSON_PARAM_SLOPES},
-    std::pair{"seqlen_q", LAWSON_PARAM_SEQLEN_Q},
-    std::pair{"seqlen_kv", LAWSON_PARAM_SEQLEN_KV},
-    std::pair{"cu_seqlens_q", LAWSON_PARAM_CU_SEQLENS_Q},
-    std::pair{"cu_seqlens_kv", LAWSON_PARAM_CU_SEQLENS_KV},
-    std::pair{"cu_seqlens_q_padded", LAWSON_PARAM_CU_SEQLENS_Q_PADDED},
-    std::pair{"cu_seqlens_kv_padded", LAWSON_PARAM_CU_SEQLENS_KV_PADDED},
-    std::pair{"page_table_k", LAWSON_PARAM_PAGE_TABLE_K},
-    std::pair{"page_table_v", LAWSON_PARAM_PAGE_TABLE_V},
-    std::pair{"seed", LAWSON_PARAM_SEED},
-    std::pair{"offset", LAWSON_PARAM_OFFSET},
-    std::pair{"dropout_mask", LAWSON_PARAM_DROPOUT_MASK},
-    std::pair{"dropped", LAWSON_PARAM_DROPPED},
-    std::pair{"k_new", LAWSON_PARAM_K_NEW},
-    std::pair{"v_new", LAWSON_PARAM_V_NEW},
-    std::pair{"do", LAWSON_PARAM_DO},
-    std::pair{"dq", LAWSON_PARAM_DQ},
-    std::pair{"dk", LAWSON_PARAM_DK},
-    std::pair{"dv", LAWSON_PARAM_DV},
-    std::pair{"dbias", LAWSON_PARAM_DBIAS},
-    std::pair{"dsink", LAWSON_PARAM_DSINK},
-};
 
 // A cache that is appended to is written where it is read.
 std::string_view without_out(std::string_view name) {
@@ -52,11 +20,9 @@ std::string_view without_out(std::string_view name) {
 }
 
 lawson_attention_param param_of(const TensorInfo& tensor) {
-  for (const auto& [name, param] : kParams) {
-    if (name == (tensor.is_input ? std::string_view{tensor.name} : without_out(tensor.name))) {
-      return param;
-    }
-  }
+  const auto param = python::attention_param(tensor.is_input ? std::string_view{tensor.name}
+                                                             : without_out(tensor.name));
+  if (param) return *param;
   refuse("'" + tensor.name + "' is no tensor of attention");
 }
 

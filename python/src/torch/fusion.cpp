@@ -2,44 +2,21 @@
 #include <nanobind/stl/string.h>
 
 #include <array>
-#include <cstring>
 
+#include "shared/scalars.h"
 #include "torch/prepared.h"
 
 namespace lawson::torch {
 namespace {
 
-struct Scalar {
-  std::int64_t uid = 0;
-  alignas(8) std::array<std::byte, 8> bytes{};
-};
-
-template <typename T>
-void store(Scalar& scalar, double value) {
-  const T typed = static_cast<T>(value);
-  std::memcpy(scalar.bytes.data(), &typed, sizeof(typed));
-}
+using python::Scalar;
 
 Scalar scalar_of(const TensorInfo& tensor, const std::map<std::string, double>& values) {
   const auto it = values.find(tensor.name);
   if (it == values.end()) {
     refuse("input '" + tensor.name + "' is by value, and 'values' has none for it");
   }
-  Scalar scalar;
-  scalar.uid = tensor.uid;
-  if (tensor.dtype == "f32") {
-    store<float>(scalar, it->second);
-  } else if (tensor.dtype == "f64") {
-    store<double>(scalar, it->second);
-  } else if (tensor.dtype == "i32") {
-    store<std::int32_t>(scalar, it->second);
-  } else if (tensor.dtype == "i64") {
-    store<std::int64_t>(scalar, it->second);
-  } else {
-    refuse("input '" + tensor.name + "' is by value and " + tensor.dtype +
-           "; expected f32, f64, i32 or i64");
-  }
-  return scalar;
+  return python::scalar_of(tensor, it->second);
 }
 
 class PreparedFusion : public Prepared {
