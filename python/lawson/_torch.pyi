@@ -1,6 +1,7 @@
 """Lawson's operations on torch's tensors. Use the package `lawson.torch`."""
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from torch import Tensor
 
@@ -10,6 +11,15 @@ def connect() -> None:
     """
     Finds torch's DLPack exchange table. Raises UnavailableError, with torch's version
     and the least needed, where it has none.
+    """
+
+def quick(find: Callable[..., Any]) -> Callable[..., Any]:
+    """
+    A function of (query, key, value, *static) for a module to keep. `find(*static)` gives
+    what such calls run: with `run`, a Call, and `is_single`, whether its first result
+    stands alone. The results; or what `find` gave, where autograd has to record the
+    call; or NotImplemented, where tensors are no plain ones or a mode, a transform, a
+    trace or autocast is active.
     """
 
 class Prepared:

@@ -827,6 +827,91 @@ print(Fusion().check(x, y).stride())
     assert said == "(1, 5)\n()\n"
 
 
+class Asked:
+    """What `quick` asks for; each form runs the first tensor's negative."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[Any, ...]] = []
+
+    def __call__(self, *static: Any) -> Any:
+        self.asked.append(static)
+
+        class Form:
+            run = staticmethod(lambda q, k, v: (-q, k))
+            is_single = static[0] == "single"
+
+        return Form()
+
+
+def test_the_short_way_asks_once_for_what_is_the_same() -> None:
+    asked = Asked()
+    quick = _torch.quick(asked)
+    q, k, v = (torch.randn(3) for _ in range(3))
+    for _ in range(3):
+        assert torch.equal(quick(q, k, v, "single"), -q)
+        found = quick(q, k, v, "both", 1.5)
+        assert torch.equal(found[0], -q) and found[1] is k
+    assert asked.asked == [("single",), ("both", 1.5)]
+    assert type(quick(torch.nn.Parameter(q), k, v, "single")).__qualname__.endswith("Form")
+    with torch.no_grad():
+        assert torch.equal(quick(torch.nn.Parameter(q), k, v, "single"), -q)
+    # 1 is not True, and what may change is asked for each time.
+    for other in (1, True, 1.0, [2], [2]):
+        quick(q, k, v, "single", other)
+    assert len(asked.asked) == 7
+    for number in range(200):  # more than are kept
+        quick(q, k, v, "single", number + 1000)
+    assert torch.equal(quick(q, k, v, "single"), -q)
+
+
+def test_the_short_way_is_not_for_what_is_watched() -> None:
+    asked = Asked()
+    quick = _torch.quick(asked)
+    q, k, v = (torch.randn(3) for _ in range(3))
+    seen: list[Any] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(quick(q, k, v, "single"))
+        return x
+
+    class Mode(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None):
+            return func(*args, **(kwargs or {}))
+
+    with Mode():
+        look(q)
+    with torch.overrides.TorchFunctionMode():
+        look(q)
+    with torch.autocast("cpu"):
+        look(q)
+    with torch.autograd.forward_ad.dual_level():
+        look(q)
+    torch.vmap(look)(torch.zeros(2, 3))
+    torch.func.grad(lambda x: look(x).sum())(q)
+    torch.jit.trace(look, q, check_trace=False)
+    assert len(seen) == 7 and all(x is NotImplemented for x in seen)
+
+    class Sub(torch.Tensor):
+        pass
+
+    for other in (q.as_subclass(Sub), None, 1, np.zeros(3)):
+        assert quick(q, other, v, "single") is NotImplemented
+    assert asked.asked == []
+    with pytest.raises(TypeError, match="three tensors"):
+        quick(q)
+    look(q)
+    assert torch.equal(seen[-1], -q)
+
+
+def test_the_short_way_lets_errors_through() -> None:
+    def find(which: str) -> Any:
+        raise InvalidArgumentError(which)
+
+    q = torch.randn(3)
+    with pytest.raises(InvalidArgumentError, match="this one"):
+        _torch.quick(find)(q, q, q, "this one")
+
+
 def test_the_stub_has_what_the_module_has() -> None:
     text = (ROOT / "python/lawson/_torch.pyi").read_text(encoding="utf-8")
     classes = {node.name: node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}

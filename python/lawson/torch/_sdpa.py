@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lawson import _settings
+from lawson import _settings, _torch
 from lawson._attention_setup import Setup
 from lawson._errors import InvalidArgumentError
 from lawson.torch import _attention_arguments as arguments
@@ -26,7 +26,6 @@ from lawson.torch._attention_call import (
     STATIC,
     attend,
     host_engine,
-    is_traced,
     number,
     plainly_recorded,
     settled,
@@ -47,6 +46,7 @@ class _Form:
         labels = dict(_LABELS)
         self.forward = Runner(setup, "forward", check, labels)
         self.run = self.forward.run
+        self.is_single = not setup.stats
         training = training_setup(setup, bias_grad=False)
         self.pair = Pair(
             training,
@@ -65,9 +65,8 @@ def _same_heads(shapes: Mapping[str, Sequence[int]]) -> None:
         )
 
 
-_is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+_is_compiling = torch.compiler.is_compiling
 _is_deterministic = torch._C._get_deterministic_algorithms
-_is_grad_enabled = torch.is_grad_enabled
 
 
 def scaled_dot_product_attention(
@@ -122,17 +121,14 @@ def scaled_dot_product_attention(
         and sink is None
         and (type(dropout_p) is float or type(dropout_p) is int)
         and dropout_p == 0
-        and type(query) is Tensor
-        and type(key) is Tensor
-        and type(value) is Tensor
-        and (query.is_cuda or query.is_cpu)
-        and not is_traced()
-        and not _is_any_autocast_enabled()
+        and not _is_compiling()
     ):
-        if engine is None and query.is_cpu:
+        if engine is None and type(query) is Tensor and query.is_cpu:
             engine = host_engine(None)
         if window is not _NO_WINDOW:
             window = _settings.window("window", window)
+        if deterministic is False:
+            deterministic = _is_deterministic()
         static = (
             is_causal,
             scale,
@@ -140,19 +136,17 @@ def scaled_dot_product_attention(
             window,
             softcap,
             return_lse,
-            _is_deterministic() if deterministic is False else deterministic,
+            deterministic,
             engine,
             workspace_limit,
             tuning,
         )
         try:
-            form = form_for(*static)
-            if _is_grad_enabled() and (
-                query.requires_grad or key.requires_grad or value.requires_grad
-            ):
-                return plainly_recorded(form.pair, query, key, value)
-            found = form.run(query, key, value)
-            return found if return_lse else found[0]
+            found = _quick(query, key, value, *static)
+            if type(found) is _Form:
+                return plainly_recorded(found.pair, query, key, value)
+            if found is not NotImplemented:
+                return found
         except InvalidArgumentError:
             pass  # dims that broadcast, or what is told below by the names of the arguments
         except Nothing:
@@ -228,6 +222,9 @@ def form_for(is_causal: Any, scale: Any, enable_gqa: Any, *rest: Any) -> _Form:
     fields.update(names=("q", "k", "v"), training=False, bias_grad=False)
     values = [fields[name] for name in STATIC]
     return _Form(setup_for(*values), _settings.flag("enable_gqa", enable_gqa))
+
+
+_quick = _torch.quick(form_for)
 
 
 def check_options(options: Mapping[str, Any]) -> None:

@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "torch/call.h"
+#include "torch/quick.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -49,4 +50,5 @@ NB_MODULE(_torch, module) {
       .def_prop_ro("device", &Prepared::device, "Empty before the first call.")
       .def_prop_ro("loaded", &Prepared::loaded, "The loaded plan, and how it was chosen.");
   lawson::torch::bind_call(module);
+  lawson::torch::bind_quick(module);
 }

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <array>
 
+#include "torch/workspace.h"
+
 namespace lawson::torch {
 namespace {
 
@@ -184,8 +186,8 @@ nb::object Prepared::run(const Operands& operands) const {
     }
     PyTuple_SET_ITEM(results.ptr(), static_cast<Py_ssize_t>(i), made.release().ptr());
   }
-  const Workspace workspace{*place_, workspace_size_};
-  void* const stream = place_->is_cpu() ? nullptr : torch.current_stream(*place_);
+  void* const stream = torch.current_stream(*place_);
+  const Workspace workspace{loaded_->device(), *place_, stream, workspace_size_};
   {
     // A launch waits where the stream's queue is full, perhaps for a callback that needs the lock.
     const nb::gil_scoped_release unlocked;

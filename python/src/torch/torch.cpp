@@ -54,8 +54,6 @@ const DLPackExchangeAPI* find_table(nb::handle tensor_type, const std::string& v
 // From a status to its exception; lives as long as the process.
 PyObject* error_classes = nullptr;
 
-void ignore_error(void* /*context*/, const char* /*kind*/, const char* /*message*/) {}
-
 }  // namespace
 
 const Torch* Torch::instance = nullptr;
@@ -192,26 +190,6 @@ CurrentGpu::~CurrentGpu() {
   } catch (nb::python_error& error) {
     error.discard_as_unraisable("lawson._torch.Call");
   }
-}
-
-Workspace::Workspace(const Place& place, std::size_t size) {
-  if (size == 0) return;
-  auto bytes = static_cast<std::int64_t>(size);
-  DLTensor wanted{};
-  wanted.device = {place.type, place.index};
-  wanted.ndim = 1;
-  wanted.dtype = {kDLUInt, 8, 1};
-  wanted.shape = &bytes;
-  if (Torch::get().table().managed_tensor_allocator(&wanted, &memory_, nullptr, &ignore_error) ==
-      0) {
-    return;
-  }
-  // The table has only a text; torch's own call raises the exception that its users wait for.
-  memory_ = nullptr;
-  Torch::get().empty_strided(
-      place, nb::make_tuple(nb::make_tuple(bytes), nb::make_tuple(1), Torch::get().dtype("uint8")));
-  throw Error(LAWSON_OUT_OF_MEMORY,
-              "torch gave no workspace of " + std::to_string(size) + " bytes on " + place.name());
 }
 
 void set_python_error() noexcept {

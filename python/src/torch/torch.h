@@ -51,12 +51,14 @@ class Torch {
   // After connect().
   static const Torch& get() { return *instance; }
 
+  // A tensor of torch's, and of no subclass but a module's parameter.
+  bool is_plain(PyObject* object) const {
+    return Py_TYPE(object) == tensor_type_ || Py_TYPE(object) == parameter_type_;
+  }
   // The address, place, dtype, shape and strides of an operand, borrowed from it. `position` is for
   // messages. Throws Error for what is no plain tensor in memory.
   void read(PyObject* operand, std::size_t position, DLTensor& view) const {
-    if (Py_TYPE(operand) != tensor_type_ && Py_TYPE(operand) != parameter_type_) {
-      refuse_type(operand, position);
-    }
+    if (!is_plain(operand)) refuse_type(operand, position);
     if (table_->dltensor_from_py_object_no_sync(operand, &view) != 0) refuse_memory(position);
     if (view.data == nullptr) check_empty(view, position);
     // A view of a complex tensor's conjugate; DLPack knows no such bit.
@@ -128,23 +130,6 @@ class CurrentGpu {
 
  private:
   int before_ = -1;  // nothing to be done
-};
-
-// Memory of torch's allocator, without a Python object: on a GPU it is that of the current stream,
-// and may be given back as soon as the work that uses it was launched there.
-class Workspace {
- public:
-  Workspace(const Place& place, std::size_t size);
-  Workspace(const Workspace&) = delete;
-  Workspace& operator=(const Workspace&) = delete;
-  ~Workspace() {
-    if (memory_ != nullptr && memory_->deleter != nullptr) memory_->deleter(memory_);
-  }
-
-  void* data() const { return memory_ == nullptr ? nullptr : data_of(memory_->dl_tensor); }
-
- private:
-  DLManagedTensorVersioned* memory_ = nullptr;
 };
 
 }  // namespace lawson::torch

@@ -17,6 +17,7 @@ constexpr int kOutOfMemory = 2;
 constexpr int kImplicitCapture = 906;  // the null stream, while another one captures
 constexpr unsigned kNonBlocking = 1;
 constexpr int kThreadLocalCapture = 1;
+constexpr int kRelaxedCapture = 2;
 
 }  // namespace
 
@@ -58,6 +59,7 @@ Result<Driver> Driver::load() {
   find_if_there(calls.create_stream, "cuStreamCreate");
   find_if_there(calls.destroy_stream, "cuStreamDestroy_v2");
   find_if_there(calls.is_capturing, "cuStreamIsCapturing");
+  find_if_there(calls.exchange_capture_mode, "cuThreadExchangeStreamCaptureMode");
   find_if_there(calls.begin_capture, "cuStreamBeginCapture_v2");
   find_if_there(calls.end_capture, "cuStreamEndCapture");
   find_if_there(calls.instantiate_graph, "cuGraphInstantiateWithFlags");
@@ -127,9 +129,16 @@ Status Driver::make_current(int ordinal) const {
   return check(calls_.set_context(retained), "cuCtxSetCurrent");
 }
 
+// In a thread's usual mode an allocation breaks what another thread captures in global mode, though
+// it has nothing to do with it.
 Result<void*> Driver::allocate(std::size_t bytes) const {
+  int mode = kRelaxedCapture;
+  const bool is_exchanged =
+      calls_.exchange_capture_mode != nullptr && calls_.exchange_capture_mode(&mode) == 0;
   Address address = 0;
-  LAWSON_CHECK(check(calls_.allocate(&address, bytes == 0 ? 1 : bytes), "cuMemAlloc"));
+  const Code code = calls_.allocate(&address, bytes == 0 ? 1 : bytes);
+  if (is_exchanged) calls_.exchange_capture_mode(&mode);
+  LAWSON_CHECK(check(code, "cuMemAlloc"));
   return std::bit_cast<void*>(address);
 }
 

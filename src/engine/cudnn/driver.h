@@ -85,6 +85,7 @@ class Driver {
     Code (*create_stream)(void**, unsigned);
     Code (*destroy_stream)(void*);
     Code (*is_capturing)(void*, int*);
+    Code (*exchange_capture_mode)(int*);
     Code (*begin_capture)(void*, int);
     Code (*end_capture)(void*, void**);
     Code (*instantiate_graph)(void**, void*, unsigned long long);

@@ -1,0 +1,183 @@
+#include "torch/quick.h"
+
+#include <algorithm>
+#include <array>
+#include <span>
+#include <vector>
+
+#include "torch/torch.h"
+
+namespace lawson::torch {
+namespace {
+
+constexpr std::size_t kTensors = 3;
+constexpr std::size_t kKept = 64;
+
+// An answer of torch's, asked without arguments: a bool, a number or None.
+class Question {
+ public:
+  Question() = default;
+  explicit Question(nb::object function) : function_{function.release().ptr()} {}
+
+  bool is_yes() const {
+    const nb::object answer = nb::steal(PyObject_CallNoArgs(function_));
+    if (!answer.is_valid()) nb::raise_python_error();
+    const int found = PyObject_IsTrue(answer.ptr());
+    if (found < 0) nb::raise_python_error();
+    return found == 1;
+  }
+
+ private:
+  PyObject* function_ = nullptr;  // lives as long as the process
+};
+
+// Whether anything looks at calls, or changes what they mean: then they go as operators.
+class State {
+ public:
+  State() {
+    const nb::module_ torch = nb::module_::import_("torch");
+    const nb::object own = torch.attr("_C");
+    std::size_t count = 0;
+    for (const char* name :
+         {"_len_torch_dispatch_stack", "_len_torch_function_stack",
+          "_are_functorch_transforms_active", "_is_tracing", "_is_any_autocast_enabled"}) {
+      watching_[count++] = Question{own.attr(name)};
+    }
+    grad_ = Question{torch.attr("is_grad_enabled")};
+    forward_mode_ = nb::object{torch.attr("autograd").attr("forward_ad")}.release().ptr();
+    level_ = PyUnicode_InternFromString("_current_level");
+    requires_grad_ = PyUnicode_InternFromString("requires_grad");
+  }
+
+  // Modes of dispatch or of functions, functorch's transforms, torch.jit.trace, autocast, forward
+  // mode.
+  bool is_watched() const {
+    if (std::ranges::any_of(watching_, &Question::is_yes)) return true;
+    const nb::object level = nb::steal(PyObject_GetAttr(forward_mode_, level_));
+    if (!level.is_valid()) nb::raise_python_error();
+    return PyLong_AsLong(level.ptr()) >= 0;  // -1 outside of it
+  }
+
+  bool is_recorded(std::span<PyObject* const> tensors) const {
+    return grad_.is_yes() && std::ranges::any_of(tensors, [this](PyObject* tensor) {
+             const nb::object answer = nb::steal(PyObject_GetAttr(tensor, requires_grad_));
+             if (!answer.is_valid()) nb::raise_python_error();
+             return answer.ptr() == Py_True;
+           });
+  }
+
+ private:
+  std::array<Question, 5> watching_;
+  Question grad_;
+  PyObject* forward_mode_ = nullptr;
+  PyObject* level_ = nullptr;
+  PyObject* requires_grad_ = nullptr;
+};
+
+// Whether the same object always means the same.
+bool is_constant(PyObject* object) {
+  return object == Py_None || PyBool_Check(object) || PyLong_CheckExact(object) ||
+         PyFloat_CheckExact(object) || PyUnicode_CheckExact(object) || PyTuple_CheckExact(object);
+}
+
+// What `find` gave for these arguments beside the tensors.
+struct Kept {
+  std::vector<nb::object> arguments;
+  nb::object form;
+  nb::object run;
+  bool is_single = false;
+
+  bool is(std::span<PyObject* const> given) const {
+    return std::ranges::equal(arguments, given, {}, [](const nb::object& x) { return x.ptr(); });
+  }
+};
+
+// Used with the interpreter's lock alone.
+class Quick {
+ public:
+  explicit Quick(nb::object find) : find_{std::move(find)} { Torch::connect(); }
+
+  nb::object call(std::span<PyObject* const> arguments) {
+    if (arguments.size() < kTensors) throw nb::type_error("expected three tensors and more");
+    const auto tensors = arguments.first(kTensors);
+    const Torch& torch = Torch::get();
+    const bool is_plain =
+        std::ranges::all_of(tensors, [&](PyObject* one) { return torch.is_plain(one); });
+    if (!is_plain || state_.is_watched()) return nb::borrow(Py_NotImplemented);
+    // Python runs from here on, and may come back here: by value.
+    const auto [form, run, is_single] = found(arguments.subspan(kTensors));
+    if (state_.is_recorded(tensors)) return form;
+    nb::object results =
+        nb::steal(PyObject_Vectorcall(run.ptr(), tensors.data(), kTensors, nullptr));
+    if (!results.is_valid()) nb::raise_python_error();
+    return is_single ? nb::borrow(PyTuple_GET_ITEM(results.ptr(), 0)) : results;
+  }
+
+ private:
+  struct Found {
+    nb::object form;
+    nb::object run;
+    bool is_single;
+  };
+
+  Found found(std::span<PyObject* const> arguments) {
+    const auto it =
+        std::ranges::find_if(kept_, [&](const Kept& kept) { return kept.is(arguments); });
+    if (it != kept_.end()) return {it->form, it->run, it->is_single};
+    Kept made;
+    made.form =
+        nb::steal(PyObject_Vectorcall(find_.ptr(), arguments.data(), arguments.size(), nullptr));
+    if (!made.form.is_valid()) nb::raise_python_error();
+    made.run = made.form.attr("run");
+    made.is_single = nb::cast<bool>(made.form.attr("is_single"));
+    for (PyObject* one : arguments) made.arguments.push_back(nb::borrow(one));
+    const Found result{made.form, made.run, made.is_single};
+    if (!std::ranges::all_of(arguments, is_constant)) return result;
+    std::vector<Kept> gone;  // destroyed last: that may run Python, too
+    if (kept_.size() >= kKept) gone.swap(kept_);
+    kept_.push_back(std::move(made));
+    return result;
+  }
+
+  nb::object find_;
+  State state_;
+  std::vector<Kept> kept_;
+};
+
+constexpr const char* kName = "lawson._torch.quick";
+
+PyObject* call(PyObject* self, PyObject* const* arguments, Py_ssize_t count) noexcept {
+  try {
+    auto* const quick = static_cast<Quick*>(PyCapsule_GetPointer(self, kName));
+    if (quick == nullptr) nb::raise_python_error();
+    return quick->call({arguments, static_cast<std::size_t>(count)}).release().ptr();
+  } catch (...) {
+    set_python_error();
+    return nullptr;
+  }
+}
+
+// A plain function of C: through nanobind the arguments would cost as much as all the rest.
+PyMethodDef definition{"quick", reinterpret_cast<PyCFunction>(reinterpret_cast<void*>(&call)),
+                       METH_FASTCALL, nullptr};
+
+nb::object make(nb::object find) {
+  // Lives as long as the process, as the function that has it.
+  const nb::object capsule = nb::steal(PyCapsule_New(new Quick{std::move(find)}, kName, nullptr));
+  if (!capsule.is_valid()) nb::raise_python_error();
+  return nb::steal(PyCFunction_New(&definition, capsule.ptr()));
+}
+
+}  // namespace
+
+void bind_quick(nb::module_& module) {
+  module.def(
+      "quick", &make, nb::arg("find"),
+      "A function of (query, key, value, *static) for a module to keep. `find(*static)` gives\n"
+      "what such calls run: with `run`, a Call, and `is_single`, whether its first result\n"
+      "stands alone. The results; or what `find` gave, where autograd has to record the\n"
+      "call; or NotImplemented, where tensors are no plain ones or a mode, a transform, a\n"
+      "trace or autocast is active.");
+}
+
+}  // namespace lawson::torch
