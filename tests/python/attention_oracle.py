@@ -69,6 +69,7 @@ class Attention:
     kept: np.ndarray | None = None
     dropout: float = 0.0
     unit: float = F32  # of the arithmetic whose error is bounded
+    step: float = 0.0  # weights are rounded to its multiples, too
 
     def __post_init__(self) -> None:
         self.q, k, v = (np.asarray(x, np.float64) for x in (self.q, self.k, self.v))
@@ -120,7 +121,9 @@ class Attention:
         """How far an output computed in f32 and stored as `dtype` may be off."""
         name = np.dtype(dtype).name
         weighed = (self.p * self.drop) @ np.abs(self.v)
-        return 2 * self.error * weighed + 2 * UNITS[name] * np.abs(self.o) + TINY.get(name, 1e-30)
+        lost = self.step * np.abs(self.v).sum(axis=-2, keepdims=True)
+        stored = 2 * UNITS[name] * np.abs(self.o) + TINY.get(name, 1e-30)
+        return 2 * self.error * weighed + lost + stored
 
     def lse_bound(self) -> np.ndarray:
         """The same of the log-sum-exp."""
@@ -142,7 +145,7 @@ class Attention:
         unit = UNITS[np.dtype(dtype).name]
         # The backward reads the rounded output, and dlse as up to three numbers of its type.
         error = 4 * self.error + (2 * unit if unit > F32 else 0)
-        ds_size = error * self.p * (dp_size + delta_size + np.abs(extra))
+        ds_size = (error * self.p + self.step) * (dp_size + delta_size + np.abs(extra))
         dx, dx_size = ds * self.slope, ds_size * (1 + np.abs(self.slope))
         q, k = self.q, self.k
 
@@ -159,7 +162,7 @@ class Attention:
             ),
             "v": (
                 heads(kept.swapaxes(-1, -2) @ do),
-                heads((error * kept).swapaxes(-1, -2) @ np.abs(do)),
+                heads((error * kept + self.step).swapaxes(-1, -2) @ np.abs(do)),
             ),
         }
         if self.bias is not None:

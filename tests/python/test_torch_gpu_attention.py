@@ -25,11 +25,13 @@ pytestmark = pytest.mark.skipif(
 _GROUPS = 20
 _CALLS = 1000
 _SHARES = {torch.bfloat16: 0.5, torch.float16: 0.5}
+# What cuDNN 9.19 has not, of that which is drawn.
+_REFUSALS = ("the backward pass needs one of them above 1",)
 
 
 @pytest.mark.parametrize("group", range(_GROUPS))
 def test_random_calls(group: int, record_property: Any) -> None:
-    """Forward and backward against torch's math in f64; a refusal has a reason, and is rare."""
+    """Forward and backward against torch's math in f64; what is refused is known, and rare."""
     refused: collections.Counter[str] = collections.Counter()
     calls = range(group, _CALLS, _GROUPS)
     for call in calls:
@@ -37,10 +39,11 @@ def test_random_calls(group: int, record_property: Any) -> None:
         try:
             check(drawn, scaled_dot_product_attention)
         except lawson.UnsupportedError as error:
-            assert str(error), drawn.name
-            refused[str(error)[:200]] += 1
+            reason = next((r for r in _REFUSALS if r in str(error)), None)
+            assert reason is not None, f"{drawn.name}: {error}"
+            refused[reason] += 1
     record_property("refused", dict(refused))
-    assert refused.total() <= 0.02 * len(calls), refused
+    assert refused.total() <= 0.06 * len(calls), refused
 
 
 @pytest.mark.parametrize("causal", [False, True])

@@ -221,6 +221,7 @@ class Call:
         dtype = DTYPES[self.query.dtype]
         if self.query.is_cuda:  # kernels round the weights, and what comes back to them, to it
             answer.error = answer.error + 2 * oracle.UNITS[dtype.name]
+            answer.step = oracle.TINY.get(dtype.name, 0.0)
         found = answer.gradients(four(self.grad_out), None, dtype)
         bounds = {}
         for name, x in self.leaves().items():
