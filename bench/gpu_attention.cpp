@@ -1,8 +1,8 @@
 // lawson-bench-attention: is the plan that Lawson chooses the fastest that cuDNN has? Needs a live
 // device. For each shape, forward and backward: every plan of the heuristics' list is built and
 // timed (Engine::measure), the plans in turn; prints the chosen plan's time against the best, with
-// engine config and plan id. Writes one JSON document. Exits 1 when something could not be
-// measured; how fast it was is for the reader.
+// engine config and plan id. --short: of short sequences. Writes one JSON document. Exits 1 when
+// something could not be measured; how fast it was is for the reader.
 #include <CLI/CLI.hpp>
 
 #include <algorithm>
@@ -25,6 +25,7 @@ struct Flags {
   double slack = 0.01;
   std::string json;
   std::string only;  // "forward", "backward" or part of a shape's name
+  bool are_short = false;
 };
 
 struct Shape {
@@ -49,6 +50,21 @@ const std::vector<Shape> kShapes{
     {1, 16, 16, 16384, 128, true}, {1, 16, 16, 16384, 128, false}, {4, 16, 16, 2048, 64, true},
     {8, 16, 16, 1024, 128, true},  {1, 16, 16, 16384, 64, true},   {1, 16, 16, 16384, 64, false},
     {1, 64, 8, 4096, 128, true},   {1, 64, 8, 8192, 128, false}};
+
+// From a kernel that is all launch to one that fills the device.
+std::vector<Shape> short_shapes() {
+  std::vector<Shape> shapes;
+  for (const auto& [batch, heads] : {std::pair{1, 2}, {2, 16}, {8, 16}}) {
+    for (const std::int64_t length : {64, 128, 256, 512}) {
+      for (const std::int64_t depth : {64, 128}) {
+        for (const bool causal : {true, false}) {
+          if (causal || depth == 64) shapes.push_back({batch, heads, heads, length, depth, causal});
+        }
+      }
+    }
+  }
+  return shapes;
+}
 
 struct Machine {
   Engine& cudnn;
@@ -288,7 +304,7 @@ int run(const Flags& flags) {
   int broken = 0;
   int slower = 0;
   double worst = 0;
-  for (const Shape& shape : kShapes) {
+  for (const Shape& shape : flags.are_short ? short_shapes() : kShapes) {
     for (const bool backward : {false, true}) {
       const std::string name = shape.text() + (backward ? " backward" : " forward");
       if (name.find(flags.only) == std::string::npos) continue;
@@ -327,6 +343,8 @@ int main(int argc, char** argv) {
   app.add_option("--slack", flags.slack,
                  "count chosen plans that are so much slower than the best");
   app.add_option("--only", flags.only, "shapes and passes whose name contains this");
+  app.add_flag("--short", flags.are_short,
+               "short sequences instead of those of the peers' figures");
   app.add_option("--json", flags.json, "write the result to this file");
   CLI11_PARSE(app, argc, argv);
   return lawson::cases::run(flags);

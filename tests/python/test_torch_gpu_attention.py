@@ -200,12 +200,17 @@ def test_peak_memory_is_no_more_than_torchs_cudnn_path(length: int) -> None:
         x.requires_grad_()
 
     def peak(function: Any) -> int:
-        for _ in range(2):
+        used = []
+        for _ in range(6):
+            torch.cuda.synchronize()
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
             torch.autograd.grad(function(q, k, v, is_causal=True), (q, k, v), do)
             torch.cuda.synchronize()
-            used = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-            torch.cuda.reset_peak_memory_stats()
-        return used
+            used.append(torch.cuda.max_memory_allocated() - before)
+        # autograd's thread may still have the last round's gradients when a round begins: that one
+        # needs less.
+        return max(used[1:])
 
     own = peak(scaled_dot_product_attention)
     with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):

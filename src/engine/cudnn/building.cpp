@@ -12,6 +12,7 @@
 #include "engine/cudnn/handles.h"
 #include "engine/cudnn/loaded_plan.h"
 #include "engine/cudnn/reasons.h"
+#include "engine/cudnn/short_attention.h"
 #include "engine/cudnn/tuning_table.h"
 #include "engine/cudnn/turned.h"
 
@@ -93,6 +94,12 @@ void find_preferred(Judged& judged, const Question& question) {
       judged.from_table = judged.preferred.size();
       judged.basis = nearest->text();
     }
+  } else if (std::string name = plan_for_few_keys(question.graph, question.device,
+                                                  question.found.cudnn_version, judged.plan_names);
+             !name.empty()) {
+    judged.preferred = {std::move(name)};
+    judged.from_table = 1;
+    judged.basis = kFewKeysBasis;
   }
   for (const std::string& name : judged.plan_names) append_new(judged.preferred, name);
   const auto wrong = [&](const std::string& name) {

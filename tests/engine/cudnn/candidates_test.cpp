@@ -7,6 +7,7 @@
 #include "deviceless.h"
 #include "engine/cudnn/engine.h"
 #include "engine/cudnn/tuning_table.h"
+#include "front/attention.h"
 
 namespace lawson::cudnn {
 namespace {
@@ -143,6 +144,53 @@ TEST(Candidates, WhereTheTableSaysNothingTheHeuristicsChoose) {
   ASSERT_TRUE(plan.ok()) << plan.error().message;
   EXPECT_EQ(plan->plan_name, probe(graph, "a100").plan_names.front());
   EXPECT_EQ(plan->choice, "");
+}
+
+ir::Graph attention(std::int64_t length, std::int64_t depth, const char* pass = "forward") {
+  const auto spec = front::attention_from_json({{"lawson", 1},
+                                                {"kind", "attention"},
+                                                {"pass", pass},
+                                                {"dtype", "bf16"},
+                                                {"batch", 2},
+                                                {"heads", 4},
+                                                {"seqlen_q", length},
+                                                {"head_dim_qk", depth},
+                                                {"mask", "causal"}},
+                                               "test");
+  EXPECT_TRUE(spec.ok()) << (spec.ok() ? "" : spec.error().message);
+  auto graph = front::attention_graph(*spec, spec->pass);
+  EXPECT_TRUE(graph.ok()) << (graph.ok() ? "" : graph.error().message);
+  return std::move(graph).value();
+}
+
+Plan first_plan(const ir::Graph& graph, const char* device) {
+  auto plan = engine().compile(graph, target(device), {}, {}, {});
+  EXPECT_TRUE(plan.ok()) << (plan.ok() ? "" : plan.error().message);
+  return plan.ok() ? std::move(plan).value() : Plan{};
+}
+
+TEST(Candidates, AttentionOverFewKeysHasNoCounterToClear) {
+  const auto found = libraries();
+  ASSERT_TRUE(found.ok());
+  if ((*found)->cudnn_version / 100 != 919) GTEST_SKIP() << "measured with cuDNN 9.19 alone";
+  for (const auto& [length, depth] : {std::pair{64, 64}, {64, 128}, {128, 64}}) {
+    const ir::Graph graph = attention(length, depth);
+    const Plan plan = first_plan(graph, "h200");
+    EXPECT_TRUE(plan.plan_name.ends_with("_k24=3")) << length << ' ' << plan.plan_name;
+    EXPECT_EQ(plan.workspace_bytes, 0);
+    EXPECT_NE(plan.choice.find("short attention"), std::string::npos) << plan.choice;
+    // It is one of cuDNN's own list, and tuning times the others too.
+    const std::vector<std::string> list = names(graph, "h200");
+    EXPECT_EQ(list.front(), plan.plan_name);
+    EXPECT_GT(list.size(), 1U);
+  }
+  for (const auto& [length, depth] : {std::pair{128, 128}, {256, 64}, {4096, 64}}) {
+    const Plan plan = first_plan(attention(length, depth), "h200");
+    EXPECT_TRUE(plan.plan_name.ends_with("_k24=7")) << length << ' ' << plan.plan_name;
+    EXPECT_EQ(plan.choice, "");
+  }
+  EXPECT_EQ(first_plan(attention(64, 64), "a100").choice, "");
+  EXPECT_EQ(first_plan(attention(64, 64, "backward"), "h200").choice, "");
 }
 
 TEST(Candidates, ANamedOneIsBuiltOrSaysWhyNot) {
