@@ -2,20 +2,25 @@
 
     python3 bench/gpu_jax.py [--json FILE] [--rounds N]
 
-- `cudnn_fusion` of int8 . bf16 + f32 at 4 x 1024^3 beside the same function compiled by XLA;
+- `cudnn_fusion` of int8 . bf16 + f32 at 4 x 1024^3 beside the same function compiled by XLA: by the
+  device's clock, and in a program of many;
 - attention beside `jax.nn.dot_product_attention(implementation="cudnn")`, forward, and forward and
   backward, on the shapes of bench/NOTES.md;
 - what one more call costs inside a compiled program, for a small attention, where the host is the
-  limit: beside XLA's own custom call;
+  limit: beside XLA's own custom call, and by the device's clock;
 - the same results with command buffers (CUDA graphs) on and off, in processes of their own.
 
-Times are slopes: MANY calls less FEW, over the difference. Contestants take turns and change places every round; medians. Random data. How fast it was is for the reader; exits 1 when results differ or the compiled
-program has another call target or plan than expected.
+Times are slopes: MANY calls less FEW, over the difference. Contestants take turns and change places
+every round; medians. The device's clock is the profiler's: of one execution, from the begin of its
+first kernel to the end of its last. Random data. How fast it was is for the reader; exits 1 when
+results differ or the compiled program has another call target or plan than expected.
 """
 
 from __future__ import annotations
 
 import argparse
+import glob
+import gzip
 import json
 import os
 import statistics
@@ -104,6 +109,35 @@ def race(contestants, rounds):
     return {name: contestant.milliseconds() for name, contestant in contestants.items()}
 
 
+def by_the_device(start, executions=20):
+    """Microseconds of each execution: `start(number)` begins one that takes no other's memory."""
+    import jax
+
+    with tempfile.TemporaryDirectory() as folder:
+        with jax.profiler.trace(folder, create_perfetto_trace=True):
+            for number in range(executions):
+                jax.block_until_ready(start(number))
+        (path,) = glob.glob(f"{folder}/**/perfetto_trace.json.gz", recursive=True)
+        with gzip.open(path) as file:
+            trace = json.load(file)
+    events = trace["traceEvents"] if isinstance(trace, dict) else trace
+    gpus = {
+        event["pid"]
+        for event in events
+        if event.get("name") == "process_name" and "GPU" in event["args"]["name"]
+    }
+    nodes = [e for e in events if e.get("ph") == "X" and e["pid"] in gpus and e.get("args")]
+    nodes = sorted((e for e in nodes if "correlation_id" in e["args"]), key=lambda e: e["ts"])
+    if not nodes or len(nodes) % executions != 0:
+        raise SystemExit(f"{len(nodes)} kernels were seen in {executions} executions")
+    each = len(nodes) // executions
+    spans = []
+    for at in range(0, len(nodes), each):
+        mine = nodes[at : at + each]
+        spans.append(max(e["ts"] + e["dur"] for e in mine) - mine[0]["ts"])
+    return {"microseconds": statistics.median(spans), "nodes": each}
+
+
 def normal(seed, shape, dtype):
     import jax
 
@@ -144,12 +178,23 @@ def fusion(rounds):
     arguments = sets[0]
     ways = {"lawson": fused, "lawson tuned": tuned, "xla": example}
     times = race({name: side_by_side(way, sets) for name, way in ways.items()}, rounds)
+    compiled = {name: jax.jit(way) for name, way in ways.items()}
+    for function in compiled.values():
+        jax.block_until_ready(function(*arguments))
+    device = {
+        name: by_the_device(lambda number, f=function: f(*sets[number]))
+        for name, function in compiled.items()
+    }
+    clock = {name: found["microseconds"] for name, found in device.items()}
     plans = {
         name: lawson.jax.inspect(function)(*arguments)
         for name, function in (("lawson", fused), ("lawson tuned", tuned))
     }
     return {
         "case": "int8 . bf16 + f32, 4 x 1024^3",
+        "by_the_device": device,
+        "over_xla_by_the_device": clock["xla"] / clock["lawson"],
+        "tuned_over_xla_by_the_device": clock["xla"] / clock["lawson tuned"],
         "milliseconds": times,
         "over_xla": times["xla"] / times["lawson"],
         "tuned_over_xla": times["xla"] / times["lawson tuned"],
@@ -218,8 +263,14 @@ def overhead(rounds):
             jax.nn.dot_product_attention, is_causal=True, implementation="cudnn"
         ),
     }
-    times = race({name: chained(way, q, k, v) for name, way in ways.items()}, rounds)
-    return {name: 1e3 * ms for name, ms in times.items()}
+    contestants = {name: chained(way, q, k, v) for name, way in ways.items()}
+    times = race(contestants, rounds)
+    found = {name: 1e3 * ms for name, ms in times.items()}
+    for name, contestant in contestants.items():
+        device = by_the_device(lambda number, c=contestant: c.programs[MANY]())
+        found[f"{name}, by the device"] = device["microseconds"] / MANY
+        found[f"{name}, nodes"] = device["nodes"] / MANY
+    return found
 
 
 def child(kind, path, rounds):
