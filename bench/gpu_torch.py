@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import functools
 import json
 import statistics
 import sys
@@ -161,13 +162,8 @@ def attentions(place: Place, causal: bool, grouped: bool = False) -> dict[str, A
     """Ways to compute it, of [b, h, s, d]."""
     settings = {"is_causal": causal, "enable_gqa": grouped}
 
-    def torchs(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        return F.scaled_dot_product_attention(q, k, v, **settings)
-
-    def lawsons(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        found: Tensor = lawson.torch.scaled_dot_product_attention(q, k, v, **settings)
-        return found
-
+    torchs = functools.partial(F.scaled_dot_product_attention, **settings)
+    lawsons = functools.partial(lawson.torch.scaled_dot_product_attention, **settings)
     return {"lawson": lawsons, "torch cudnn": torchs, "torch": torchs}
 
 
@@ -504,7 +500,7 @@ def gpt(place: Place) -> dict[str, Any]:
         rows["peak bytes"][way] = place.peak_bytes(step)
         kept.append((model, optimizer))
         samples[way] = lambda step=step: place.milliseconds(step)
-    rows.update(race(samples, max(2, place.rounds // 2)))
+    rows.update(race(samples, max(2, place.rounds)))
     return rows
 
 

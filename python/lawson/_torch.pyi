@@ -15,11 +15,11 @@ def connect() -> None:
 
 def quick(find: Callable[..., Any]) -> Callable[..., Any]:
     """
-    A function of (query, key, value, *static) for a module to keep. `find(*static)` gives
-    what such calls run: with `run`, a Call, and `is_single`, whether its first result
-    stands alone. The results; or what `find` gave, where autograd has to record the
-    call; or NotImplemented, where tensors are no plain ones or a mode, a transform, a
-    trace or autocast is active.
+    A function of (query, key, value, *static) for a module to keep. It asks `find`, with
+    whether torch is deterministic and *static, what such calls run: with `run`, a Call,
+    and `is_single`, whether its first result stands alone; or None. The results; or what
+    `find` gave, where autograd has to record the call; or NotImplemented: `find` has
+    none, tensors are no plain ones, or a mode, a transform, a trace or autocast is active.
     """
 
 class Prepared:

@@ -42,7 +42,7 @@ def runs(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         Prepared = lawson._torch.Prepared
 
     def forget() -> None:
-        monkeypatch.setattr(_sdpa, "_quick", lawson._torch.quick(_sdpa.form_for))
+        monkeypatch.setattr(_sdpa, "_quick", lawson._torch.quick(_sdpa._form_of))
         _sdpa.form_for.cache_clear()
         _attention_run.runner_of.cache_clear()
         _attention_call.pair_for.cache_clear()

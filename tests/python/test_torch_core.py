@@ -833,8 +833,10 @@ class Asked:
     def __init__(self) -> None:
         self.asked: list[tuple[Any, ...]] = []
 
-    def __call__(self, *static: Any) -> Any:
-        self.asked.append(static)
+    def __call__(self, deterministic: bool, *static: Any) -> Any:
+        self.asked.append((deterministic, *static))
+        if static[0] == "other":
+            return None
 
         class Form:
             run = staticmethod(lambda q, k, v: (-q, k))
@@ -851,14 +853,21 @@ def test_the_short_way_asks_once_for_what_is_the_same() -> None:
         assert torch.equal(quick(q, k, v, "single"), -q)
         found = quick(q, k, v, "both", 1.5)
         assert torch.equal(found[0], -q) and found[1] is k
-    assert asked.asked == [("single",), ("both", 1.5)]
+        assert quick(q, k, v, "other") is NotImplemented
+    assert asked.asked == [(False, "single"), (False, "both", 1.5), (False, "other")]
+    torch.use_deterministic_algorithms(True)
+    try:
+        quick(q, k, v, "single")
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert asked.asked[3:] == [(True, "single")]
     assert type(quick(torch.nn.Parameter(q), k, v, "single")).__qualname__.endswith("Form")
     with torch.no_grad():
         assert torch.equal(quick(torch.nn.Parameter(q), k, v, "single"), -q)
     # 1 is not True, and what may change is asked for each time.
     for other in (1, True, 1.0, [2], [2]):
         quick(q, k, v, "single", other)
-    assert len(asked.asked) == 7
+    assert len(asked.asked) == 9
     for number in range(200):  # more than are kept
         quick(q, k, v, "single", number + 1000)
     assert torch.equal(quick(q, k, v, "single"), -q)
@@ -904,7 +913,7 @@ def test_the_short_way_is_not_for_what_is_watched() -> None:
 
 
 def test_the_short_way_lets_errors_through() -> None:
-    def find(which: str) -> Any:
+    def find(deterministic: bool, which: str) -> Any:
         raise InvalidArgumentError(which)
 
     q = torch.randn(3)

@@ -66,7 +66,6 @@ def _same_heads(shapes: Mapping[str, Sequence[int]]) -> None:
 
 
 _is_compiling = torch.compiler.is_compiling
-_is_deterministic = torch._C._get_deterministic_algorithms
 
 
 def scaled_dot_product_attention(
@@ -116,33 +115,26 @@ def scaled_dot_product_attention(
         allowed.
       lawson.UnsupportedError: no engine has it.
     """
-    if (
-        attn_mask is None
-        and sink is None
-        and (type(dropout_p) is float or type(dropout_p) is int)
-        and dropout_p == 0
-        and not _is_compiling()
-    ):
+    if attn_mask is None and sink is None and not _is_compiling():
         if engine is None and type(query) is Tensor and query.is_cpu:
             engine = host_engine(None)
-        if window is not _NO_WINDOW:
-            window = _settings.window("window", window)
-        if deterministic is False:
-            deterministic = _is_deterministic()
-        static = (
-            is_causal,
-            scale,
-            enable_gqa,
-            window,
-            softcap,
-            return_lse,
-            deterministic,
-            engine,
-            workspace_limit,
-            tuning,
-        )
         try:
-            found = _quick(query, key, value, *static)
+            found = _quick(
+                query,
+                key,
+                value,
+                is_causal,
+                scale,
+                enable_gqa,
+                window,
+                softcap,
+                return_lse,
+                deterministic,
+                engine,
+                workspace_limit,
+                tuning,
+                dropout_p,
+            )
             if type(found) is _Form:
                 return plainly_recorded(found.pair, query, key, value)
             if found is not NotImplemented:
@@ -151,9 +143,6 @@ def scaled_dot_product_attention(
             pass  # dims that broadcast, or what is told below by the names of the arguments
         except Nothing:
             pass
-        except TypeError:
-            if _is_hashable(static):
-                raise
     return _general(
         query,
         key,
@@ -224,7 +213,23 @@ def form_for(is_causal: Any, scale: Any, enable_gqa: Any, *rest: Any) -> _Form:
     return _Form(setup_for(*values), _settings.flag("enable_gqa", enable_gqa))
 
 
-_quick = _torch.quick(form_for)
+def _form_of(*given: Any) -> _Form | None:
+    """The form of a call, of torch's setting and the arguments; None: none has what is asked."""
+    everywhere, *static, dropout_p = given
+    if type(dropout_p) not in (float, int) or dropout_p != 0:
+        return None
+    if static[6] is False:
+        static[6] = everywhere
+    static[3] = _settings.window("window", static[3])
+    try:
+        return form_for(*static)
+    except TypeError:
+        if _is_hashable(tuple(static)):
+            raise
+        return None
+
+
+_quick = _torch.quick(_form_of)
 
 
 def check_options(options: Mapping[str, Any]) -> None:

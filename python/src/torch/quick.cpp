@@ -44,6 +44,7 @@ class State {
       watching_[count++] = Question{own.attr(name)};
     }
     grad_ = Question{torch.attr("is_grad_enabled")};
+    deterministic_ = Question{own.attr("_get_deterministic_algorithms")};
     forward_mode_ = nb::object{torch.attr("autograd").attr("forward_ad")}.release().ptr();
     level_ = PyUnicode_InternFromString("_current_level");
     requires_grad_ = PyUnicode_InternFromString("requires_grad");
@@ -58,6 +59,8 @@ class State {
     return PyLong_AsLong(level.ptr()) >= 0;  // -1 outside of it
   }
 
+  bool is_deterministic() const { return deterministic_.is_yes(); }
+
   bool is_recorded(std::span<PyObject* const> tensors) const {
     return grad_.is_yes() && std::ranges::any_of(tensors, [this](PyObject* tensor) {
              const nb::object answer = nb::steal(PyObject_GetAttr(tensor, requires_grad_));
@@ -69,6 +72,7 @@ class State {
  private:
   std::array<Question, 5> watching_;
   Question grad_;
+  Question deterministic_;
   PyObject* forward_mode_ = nullptr;
   PyObject* level_ = nullptr;
   PyObject* requires_grad_ = nullptr;
@@ -80,15 +84,17 @@ bool is_constant(PyObject* object) {
          PyFloat_CheckExact(object) || PyUnicode_CheckExact(object) || PyTuple_CheckExact(object);
 }
 
-// What `find` gave for these arguments beside the tensors.
+// What `find` gave for torch's setting and these arguments beside the tensors.
 struct Kept {
+  bool is_deterministic = false;
   std::vector<nb::object> arguments;
   nb::object form;
   nb::object run;
   bool is_single = false;
 
-  bool is(std::span<PyObject* const> given) const {
-    return std::ranges::equal(arguments, given, {}, [](const nb::object& x) { return x.ptr(); });
+  bool is(bool deterministic, std::span<PyObject* const> given) const {
+    return is_deterministic == deterministic &&
+           std::ranges::equal(arguments, given, {}, [](const nb::object& x) { return x.ptr(); });
   }
 };
 
@@ -106,6 +112,7 @@ class Quick {
     if (!is_plain || state_.is_watched()) return nb::borrow(Py_NotImplemented);
     // Python runs from here on, and may come back here: by value.
     const auto [form, run, is_single] = found(arguments.subspan(kTensors));
+    if (form.is_none()) return nb::borrow(Py_NotImplemented);
     if (state_.is_recorded(tensors)) return form;
     nb::object results =
         nb::steal(PyObject_Vectorcall(run.ptr(), tensors.data(), kTensors, nullptr));
@@ -117,22 +124,30 @@ class Quick {
   struct Found {
     nb::object form;
     nb::object run;
-    bool is_single;
+    bool is_single = false;
   };
 
   Found found(std::span<PyObject* const> arguments) {
-    const auto it =
-        std::ranges::find_if(kept_, [&](const Kept& kept) { return kept.is(arguments); });
+    const bool deterministic = state_.is_deterministic();
+    const auto it = std::ranges::find_if(
+        kept_, [&](const Kept& kept) { return kept.is(deterministic, arguments); });
     if (it != kept_.end()) return {it->form, it->run, it->is_single};
-    Kept made;
-    made.form =
-        nb::steal(PyObject_Vectorcall(find_.ptr(), arguments.data(), arguments.size(), nullptr));
-    if (!made.form.is_valid()) nb::raise_python_error();
-    made.run = made.form.attr("run");
-    made.is_single = nb::cast<bool>(made.form.attr("is_single"));
-    for (PyObject* one : arguments) made.arguments.push_back(nb::borrow(one));
-    const Found result{made.form, made.run, made.is_single};
+    return ask(deterministic, arguments);
+  }
+
+  Found ask(bool deterministic, std::span<PyObject* const> arguments) {
+    std::vector<PyObject*> given{deterministic ? Py_True : Py_False};
+    given.insert(given.end(), arguments.begin(), arguments.end());
+    Found result;
+    result.form = nb::steal(PyObject_Vectorcall(find_.ptr(), given.data(), given.size(), nullptr));
+    if (!result.form.is_valid()) nb::raise_python_error();
+    if (!result.form.is_none()) {
+      result.run = result.form.attr("run");
+      result.is_single = nb::cast<bool>(result.form.attr("is_single"));
+    }
     if (!std::ranges::all_of(arguments, is_constant)) return result;
+    Kept made{deterministic, {}, result.form, result.run, result.is_single};
+    for (PyObject* one : arguments) made.arguments.push_back(nb::borrow(one));
     std::vector<Kept> gone;  // destroyed last: that may run Python, too
     if (kept_.size() >= kKept) gone.swap(kept_);
     kept_.push_back(std::move(made));
