@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as imported_before
 from torch.utils.checkpoint import checkpoint
 
@@ -215,3 +216,63 @@ def test_large_and_small_scores_stay_finite_and_right(
 
     check(Call(q, k, v, mask, False, None, False, do, kind), patched)
     assert runs == ["forward cpu", "backward cpu"]
+
+
+@pytest.mark.parametrize("rows", [5, 9])
+@pytest.mark.parametrize("make", [causal_upper_left, causal_lower_right])
+def test_torchs_causal_biases(make: Any, rows: int, runs: list[str]) -> None:
+    """They are tensors in name only: their memory says nothing."""
+    q = torch.randn(2, 3, rows, 16, requires_grad=True)
+    k, v = (torch.randn(2, 3, 9, 16, requires_grad=True) for _ in "kv")
+    bias = make(rows, 9)
+    mask = bias._materialize()
+    wanted = imported_before(q, k, v, mask)
+    expected = torch.autograd.grad(wanted.sum(), (q, k, v))
+    with patch():
+        found = F.scaled_dot_product_attention(q, k, v, bias)
+        gradients = torch.autograd.grad(found.sum(), (q, k, v))
+        with pytest.raises(lawson.InvalidArgumentError, match="is_causal"):
+            F.scaled_dot_product_attention(q, k, v, bias, is_causal=True)
+        with pytest.raises(lawson.InvalidArgumentError, match=f"4 x 9; expected {rows} x 9"):
+            F.scaled_dot_product_attention(q, k, v, make(4, 9))
+    assert runs == ["forward cpu", "backward cpu"]
+    torch.testing.assert_close(found, wanted, **CLOSE)
+    for one, other in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(one, other, **CLOSE)
+    with pytest.raises(lawson.InvalidArgumentError, match="bias: a CausalBias"):
+        lawson.torch.attention(q, k, v, layout="bhsd", bias=bias)
+
+
+class Doubled(torch.Tensor):
+    """Says itself what torch's functions do with it: with twice its numbers."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        plain = [
+            torch.Tensor.__mul__(x.as_subclass(torch.Tensor), 2) if isinstance(x, cls) else x
+            for x in args
+        ]
+        return func(*plain, **(kwargs or {}))
+
+
+def test_tensors_that_say_themselves_what_functions_do(runs: list[str]) -> None:
+    q = torch.randn(1, 2, 5, 16)
+    with torch._C.DisableTorchFunctionSubclass():
+        doubled = q.as_subclass(Doubled)
+    expected = imported_before(q * 2, q, q)
+    with patch():
+        torch.testing.assert_close(F.scaled_dot_product_attention(doubled, q, q), expected, **CLOSE)
+    assert runs == ["forward cpu"]
+    with pytest.raises(lawson.InvalidArgumentError, match="query: a Doubled, which says itself"):
+        lawson.torch.scaled_dot_product_attention(doubled, q, q, engine="cpu")
+
+
+def test_no_depth_gives_zeros_as_torch_does() -> None:
+    q, k = (torch.zeros(2, 3, 5, 0, requires_grad=True) for _ in "qk")
+    v = torch.randn(2, 3, 5, 8, requires_grad=True)
+    with patch():
+        o = F.scaled_dot_product_attention(q, k, v)
+    assert torch.equal(o, torch.zeros(2, 3, 5, 8))
+    o.sum().backward()
+    assert v.grad is not None and torch.equal(v.grad, torch.zeros_like(v))
+    assert q.grad is not None and q.grad.shape == q.shape

@@ -12,6 +12,8 @@ from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
+from torch.nested._internal.nested_tensor import NestedTensor
+from torch.nn.attention.bias import CausalBias, CausalVariant
 
 from lawson import _settings
 from lawson._attention_setup import DENSE, FLOATS, OPTIONAL, PACKED
@@ -34,14 +36,41 @@ def type_text(x: Tensor) -> str:
 # ---- of one kind -------------------------------------------------------------------------------
 
 
+_ASKS_NOBODY: Any = torch._C._disabled_torch_function_impl
+_USUAL: Any = Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+
+
+def is_foreign(kind: type) -> bool:
+    """A class of tensors that says itself what torch's functions do with it."""
+    asked: Any = getattr(kind, "__torch_function__", _ASKS_NOBODY)
+    if asked is _ASKS_NOBODY or issubclass(kind, NestedTensor):
+        return False
+    return getattr(asked, "__func__", asked) is not _USUAL
+
+
 def tensor(name: str, value: Any) -> Tensor:
     if not isinstance(value, Tensor):
         _settings.refuse(name, value, "a torch.Tensor")
+    if type(value) is not Tensor and is_foreign(type(value)):
+        raise InvalidArgumentError(
+            f"{name}: a {type(value).__qualname__}, which says itself what torch's functions do with "
+            "it, is not allowed; expected a plain torch.Tensor"
+        )
     if value.layout is not torch.strided:
         raise InvalidArgumentError(
             f"{name}: a tensor of layout {value.layout} is not allowed here; expected torch.strided"
         )
     return value
+
+
+def causal_bias(name: str, bias: CausalBias, rows: int, columns: int) -> str:
+    """The mask that torch's causal bias stands for."""
+    if (bias.seq_len_q, bias.seq_len_kv) != (rows, columns):
+        raise InvalidArgumentError(
+            f"{name}: a causal bias of {bias.seq_len_q} x {bias.seq_len_kv}; expected "
+            f"{rows} x {columns}, as query and key say"
+        )
+    return "causal" if bias.variant == CausalVariant.UPPER_LEFT else "causal_bottom_right"
 
 
 def floats(name: str, value: Any) -> Tensor:

@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from torch.nn.attention.bias import CausalBias
 from torch.overrides import TorchFunctionMode
 
+from lawson.torch._attention_arguments import is_foreign
 from lawson.torch._sdpa import check_options, scaled_dot_product_attention
 
 _THEIRS = torch.nn.functional.scaled_dot_product_attention
@@ -44,6 +46,21 @@ _ENGINE = {
     function: _copy(function, **dict.fromkeys(_ASKS, _nobody))
     for function in (torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad)
 }
+
+
+def _by_its_own(
+    func: Callable[..., Any], types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]
+) -> Any:
+    """What the tensors that say themselves what torch's functions do make of this one."""
+    asked = [kind for kind in types if is_foreign(kind)]
+    for kind in asked:
+        result = kind.__torch_function__(func, types, args, kwargs)  # type: ignore[attr-defined]
+        if result is not NotImplemented:
+            return result
+    raise TypeError(
+        f"scaled_dot_product_attention: {', '.join(kind.__qualname__ for kind in asked)} took it "
+        "for none of theirs"
+    )
 
 
 class patch(TorchFunctionMode):
@@ -82,6 +99,9 @@ class patch(TorchFunctionMode):
         if kwargs is None:
             kwargs = {}
         if func is _THEIRS:
+            if any(is_foreign(kind) and not issubclass(kind, CausalBias) for kind in types):
+                with self:  # what they make of it is Lawson's again
+                    return _by_its_own(func, types, args, kwargs)
             return scaled_dot_product_attention(*args, **{**self.options, **kwargs})
         if func is _MULTI_HEAD:
             return self.multi_head(*args, **kwargs)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.attention.bias import CausalBias
 
 from lawson import _settings, _torch
 from lawson._attention_setup import Setup
@@ -166,6 +167,10 @@ def scaled_dot_product_attention(
     )
 
 
+_ONE_MASK = (
+    "attn_mask: not together with is_causal=True; put the causal mask into it, or use "
+    "lawson.torch.attention, which takes both"
+)
 _RATE = "a number from 0 to below 1"
 _defaults = {
     name: one.default
@@ -273,8 +278,18 @@ def _general(
     rate = number("dropout_p", dropout_p, _RATE, least=0, below=1)
     if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
         return _nested(query, key, value, attn_mask, rate, enable_gqa, sink, static)
+    if isinstance(attn_mask, CausalBias):
+        if is_causal:
+            raise InvalidArgumentError(_ONE_MASK)
+        for name, x in (("query", query), ("key", key)):
+            arguments.tensor(name, x)
+        rows, columns = query.shape[-2:-1] + key.shape[-2:-1]
+        static["mask"] = arguments.causal_bias("attn_mask", attn_mask, rows, columns)
+        attn_mask = None
     query, key, value, attn_mask = arguments.autocast(query, key, value, attn_mask)
     _check(query, key, value, attn_mask, is_causal)
+    if query.shape[-1] == 0:
+        return _without_depth(query, key, value, static)
     rank = max(query.dim(), key.dim(), value.dim())
     query, key, value, lead = _batched(query, key, value, enable_gqa)
     operands = Operands(_WORDS, query, key, value)
@@ -291,6 +306,17 @@ def _general(
         _as_given(x, lead, rank) for x in attend(operands.in_order(), static, labels).values()
     ]
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _without_depth(query: Tensor, key: Tensor, value: Tensor, static: Mapping[str, Any]) -> Tensor:
+    """0, as torch gives for queries and keys without elements; with gradients of 0."""
+    if static["stats"]:
+        raise InvalidArgumentError(
+            f"query: shape {tuple(query.shape)} has depth 0; expected 1 or more, with return_lse"
+        )
+    lead = _broadcast(query, key, value, slice(0, -2), "leading dims and heads")
+    o = query.new_zeros((*lead, query.shape[-2], value.shape[-1]))
+    return o + (query.sum() + key.sum() + value[..., :0].sum())
 
 
 def _same_kinds(named: Mapping[str, Tensor]) -> None:
@@ -333,10 +359,7 @@ def _check(
         return
     arguments.tensor("attn_mask", attn_mask)
     if is_causal:
-        raise InvalidArgumentError(
-            "attn_mask: not together with is_causal=True; put the causal mask into it, or use "
-            "lawson.torch.attention, which takes both"
-        )
+        raise InvalidArgumentError(_ONE_MASK)
     if attn_mask.dtype not in (torch.bool, torch.float32, query.dtype):
         raise InvalidArgumentError(
             f"attn_mask: dtype {arguments.type_text(attn_mask)} is not allowed; expected bool, "
