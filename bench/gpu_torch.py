@@ -549,7 +549,10 @@ def main() -> None:
             "torch": torch.__version__,
             "cuda": torch.version.cuda,
             "cudnn of torch": torch.backends.cudnn.version(),
-            "engines": lawson.info().get("engines"),
+            "engines": json.loads(
+                json.dumps(lawson.info().get("engines")),
+                object_hook=lambda found: {k: v for k, v in found.items() if k != "path"},
+            ),
         },
         "rounds": options.rounds,
     }
