@@ -13,6 +13,12 @@ def connect() -> None:
     and the least needed, where it has none.
     """
 
+def is_watched() -> bool:
+    """
+    Whether modes of dispatch or of functions, functorch's transforms, torch.jit.trace or
+    forward mode look at calls, or transform them: then they go as operators.
+    """
+
 def quick(find: Callable[..., Any]) -> Callable[..., Any]:
     """
     A function of (query, key, value, *static) for a module to keep. It asks `find`, with

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lawson import _settings
+from lawson import _settings, _torch
 from lawson._attention_setup import Choice, Setup
 from lawson._errors import UnsupportedError
 from lawson.torch import _attention_ops as ops
@@ -36,12 +36,8 @@ recorded_call: Any = Attend.apply
 # Without what Function.apply does for tensors that outlived a transform of functorch.
 plainly_recorded: Any = super(torch.autograd.Function, Attend).apply
 _PLAIN = (Tensor, torch.nn.Parameter)
-_stack_of_modes = torch._C._len_torch_dispatch_stack
-_stack_of_functions = torch._C._len_torch_function_stack
 _transforms = torch._C._are_functorch_transforms_active
-_trace = torch._C._get_tracing_state
 _is_compiling = torch.compiler.is_compiling
-_forward_mode = torch.autograd.forward_ad
 
 # In the order in which `setup_for` takes them.
 STATIC = (
@@ -71,14 +67,7 @@ STATIC = (
 
 def is_traced() -> bool:
     """Whether operators have to be called as such: something looks at them, or transforms them."""
-    return (
-        _is_compiling()
-        or _stack_of_modes() > 0
-        or _stack_of_functions() > 0
-        or _transforms()
-        or _forward_mode._current_level >= 0
-        or _trace() is not None
-    )
+    return _is_compiling() or _torch.is_watched()
 
 
 def is_plain(tensors: Sequence[Tensor]) -> bool:

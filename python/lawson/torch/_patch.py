@@ -48,11 +48,14 @@ _ENGINE = {
 }
 
 
-def _by_its_own(
-    func: Callable[..., Any], types: Sequence[type], args: Sequence[Any], kwargs: dict[str, Any]
+def _by_their_own(
+    asked: Sequence[type],
+    func: Callable[..., Any],
+    types: Sequence[type],
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
 ) -> Any:
     """What the tensors that say themselves what torch's functions do make of this one."""
-    asked = [kind for kind in types if is_foreign(kind)]
     for kind in asked:
         result = kind.__torch_function__(func, types, args, kwargs)  # type: ignore[attr-defined]
         if result is not NotImplemented:
@@ -99,9 +102,10 @@ class patch(TorchFunctionMode):
         if kwargs is None:
             kwargs = {}
         if func is _THEIRS:
-            if any(is_foreign(kind) and not issubclass(kind, CausalBias) for kind in types):
+            foreign = [kind for kind in types if is_foreign(kind)]
+            if not all(issubclass(kind, CausalBias) for kind in foreign):
                 with self:  # what they make of it is Lawson's again
-                    return _by_its_own(func, types, args, kwargs)
+                    return _by_their_own(foreign, func, types, args, kwargs)
             return scaled_dot_product_attention(*args, **{**self.options, **kwargs})
         if func is _MULTI_HEAD:
             return self.multi_head(*args, **kwargs)

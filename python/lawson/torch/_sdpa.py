@@ -218,18 +218,18 @@ def form_for(is_causal: Any, scale: Any, enable_gqa: Any, *rest: Any) -> _Form:
     return _Form(setup_for(*values), _settings.flag("enable_gqa", enable_gqa))
 
 
-def _form_of(*given: Any) -> _Form | None:
+def _form_of(everywhere: bool, *given: Any) -> _Form | None:
     """The form of a call, of torch's setting and the arguments; None: none has what is asked."""
-    everywhere, *static, dropout_p = given
+    is_causal, scale, enable_gqa, window, softcap, stats, deterministic, *choice, dropout_p = given
     if type(dropout_p) not in (float, int) or dropout_p != 0:
         return None
-    if static[6] is False:
-        static[6] = everywhere
-    static[3] = _settings.window("window", static[3])
+    exact = everywhere if deterministic is False else deterministic
+    window = _settings.window("window", window)
+    static = (is_causal, scale, enable_gqa, window, softcap, stats, exact, *choice)
     try:
         return form_for(*static)
     except TypeError:
-        if _is_hashable(tuple(static)):
+        if _is_hashable(static):
             raise
         return None
 

@@ -1,4 +1,4 @@
-#include "torch/call.h"
+#include "torch/bind.h"
 
 #include <nanobind/stl/string.h>
 #include <structmember.h>
@@ -7,6 +7,7 @@
 #include <new>
 
 #include "torch/cache.h"
+#include "torch/prepared.h"
 
 namespace lawson::torch {
 namespace {
@@ -68,10 +69,7 @@ Place place_of(const Operands& operands) {
 // What is described may build, load and allocate, which a captured stream does not survive.
 void refuse_capture(const Place& place) {
   if (place.is_cpu()) return;
-  int is_capturing = 0;
-  detail::check(lawson_device_capturing(Device::find(place.name()).handle(),
-                                        Torch::get().current_stream(place), &is_capturing));
-  if (is_capturing == 0) return;
+  if (!is_capturing(Device::find(place.name()), Torch::get().current_stream(place))) return;
   refuse(
       "the stream is being captured, and operands of such device, dtypes, shapes, strides and "
       "alignment are new here: nothing is built or loaded during a capture; run it once before");

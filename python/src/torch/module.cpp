@@ -5,8 +5,8 @@
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
-#include "torch/call.h"
-#include "torch/quick.h"
+#include "torch/bind.h"
+#include "torch/prepared.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;

@@ -1,4 +1,4 @@
-#include "torch/quick.h"
+#include "torch/bind.h"
 
 #include <algorithm>
 #include <array>
@@ -31,27 +31,16 @@ class Question {
   PyObject* function_ = nullptr;  // lives as long as the process
 };
 
-// Whether anything looks at calls, or changes what they mean: then they go as operators.
+// Of torch in this thread, asked anew each time.
 class State {
  public:
-  State() {
-    const nb::module_ torch = nb::module_::import_("torch");
-    const nb::object own = torch.attr("_C");
-    std::size_t count = 0;
-    for (const char* name :
-         {"_len_torch_dispatch_stack", "_len_torch_function_stack",
-          "_are_functorch_transforms_active", "_is_tracing", "_is_any_autocast_enabled"}) {
-      watching_[count++] = Question{own.attr(name)};
-    }
-    grad_ = Question{torch.attr("is_grad_enabled")};
-    deterministic_ = Question{own.attr("_get_deterministic_algorithms")};
-    forward_mode_ = nb::object{torch.attr("autograd").attr("forward_ad")}.release().ptr();
-    level_ = PyUnicode_InternFromString("_current_level");
-    requires_grad_ = PyUnicode_InternFromString("requires_grad");
+  static const State& get() {
+    if (instance == nullptr) instance = new State;
+    return *instance;
   }
 
-  // Modes of dispatch or of functions, functorch's transforms, torch.jit.trace, autocast, forward
-  // mode.
+  // Whether modes of dispatch or of functions, functorch's transforms, torch.jit.trace or forward
+  // mode look at calls, or transform them.
   bool is_watched() const {
     if (std::ranges::any_of(watching_, &Question::is_yes)) return true;
     const nb::object level = nb::steal(PyObject_GetAttr(forward_mode_, level_));
@@ -59,6 +48,7 @@ class State {
     return PyLong_AsLong(level.ptr()) >= 0;  // -1 outside of it
   }
 
+  bool is_autocast() const { return autocast_.is_yes(); }
   bool is_deterministic() const { return deterministic_.is_yes(); }
 
   bool is_recorded(std::span<PyObject* const> tensors) const {
@@ -70,13 +60,34 @@ class State {
   }
 
  private:
-  std::array<Question, 5> watching_;
+  State() {
+    const nb::module_ torch = nb::module_::import_("torch");
+    const nb::object own = torch.attr("_C");
+    std::size_t count = 0;
+    for (const char* name : {"_len_torch_dispatch_stack", "_len_torch_function_stack",
+                             "_are_functorch_transforms_active", "_is_tracing"}) {
+      watching_[count++] = Question{own.attr(name)};
+    }
+    autocast_ = Question{own.attr("_is_any_autocast_enabled")};
+    grad_ = Question{torch.attr("is_grad_enabled")};
+    deterministic_ = Question{own.attr("_get_deterministic_algorithms")};
+    forward_mode_ = nb::object{torch.attr("autograd").attr("forward_ad")}.release().ptr();
+    level_ = PyUnicode_InternFromString("_current_level");
+    requires_grad_ = PyUnicode_InternFromString("requires_grad");
+  }
+
+  static const State* instance;  // no guard: one would be waited for with the interpreter's lock
+
+  std::array<Question, 4> watching_;
+  Question autocast_;
   Question grad_;
   Question deterministic_;
   PyObject* forward_mode_ = nullptr;
   PyObject* level_ = nullptr;
   PyObject* requires_grad_ = nullptr;
 };
+
+const State* State::instance = nullptr;
 
 // Whether the same object always means the same.
 bool is_constant(PyObject* object) {
@@ -109,7 +120,9 @@ class Quick {
     const Torch& torch = Torch::get();
     const bool is_plain =
         std::ranges::all_of(tensors, [&](PyObject* one) { return torch.is_plain(one); });
-    if (!is_plain || state_.is_watched()) return nb::borrow(Py_NotImplemented);
+    if (!is_plain || state_.is_watched() || state_.is_autocast()) {
+      return nb::borrow(Py_NotImplemented);
+    }
     // Python runs from here on, and may come back here: by value.
     const auto [form, run, is_single] = found(arguments.subspan(kTensors));
     if (form.is_none()) return nb::borrow(Py_NotImplemented);
@@ -155,7 +168,7 @@ class Quick {
   }
 
   nb::object find_;
-  State state_;
+  const State& state_ = State::get();
   std::vector<Kept> kept_;
 };
 
@@ -186,6 +199,10 @@ nb::object make(nb::object find) {
 }  // namespace
 
 void bind_quick(nb::module_& module) {
+  module.def(
+      "is_watched", [] { return State::get().is_watched(); },
+      "Whether modes of dispatch or of functions, functorch's transforms, torch.jit.trace or\n"
+      "forward mode look at calls, or transform them: then they go as operators.");
   module.def(
       "quick", &make, nb::arg("find"),
       "A function of (query, key, value, *static) for a module to keep. `find(*static)` gives\n"

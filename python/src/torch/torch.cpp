@@ -73,6 +73,12 @@ std::string Place::name() const {
   return "DLPack's device type " + std::to_string(static_cast<int>(type));
 }
 
+bool is_capturing(const Device& device, void* stream) {
+  int found = 0;
+  detail::check(lawson_device_capturing(device.handle(), stream, &found));
+  return found != 0;
+}
+
 const Torch& Torch::connect() {
   if (instance == nullptr) instance = new Torch{nb::module_::import_("torch")};
   return *instance;

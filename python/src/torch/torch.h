@@ -44,6 +44,9 @@ inline void* data_of(const DLTensor& tensor) {
   return static_cast<std::byte*>(tensor.data) + tensor.byte_offset;
 }
 
+// Whether a CUDA graph is being recorded on the stream; a GPU's.
+bool is_capturing(const Device& device, void* stream);
+
 class Torch {
  public:
   // Throws Error (LAWSON_UNAVAILABLE) where the installed torch has no table.

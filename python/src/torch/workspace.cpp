@@ -25,12 +25,6 @@ std::deque<StreamMemory>& kept() {
   return *all;
 }
 
-bool is_capturing(const Device& device, void* stream) {
-  int found = 0;
-  detail::check(lawson_device_capturing(device.handle(), stream, &found));
-  return found != 0;
-}
-
 // Null: there is none, and may be none.
 StreamMemory* find(const Device& device, const Place& place, void* stream) {
   for (StreamMemory& one : kept()) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "engine/cudnn/facts.h"
+#include "engine/cudnn/tuning_table.h"
 
 namespace lawson::cudnn {
 namespace {
@@ -10,7 +11,7 @@ namespace {
 // Measured on an H200 with cuDNN 9.19.0 (bench/NOTES.md): 0.6 of the time for 64 keys, 0.9 for 128
 // of depth 64, level for 128 of depth 128, slower beyond.
 constexpr int kMeasuredCapability = 900;
-constexpr int kMeasuredVersion = 919;         // engines are numbered anew by other minor versions
+constexpr const char* kMeasuredCudnn = "9.19.0";
 constexpr std::int64_t kMostElements = 8192;  // of K or V, for one head
 constexpr std::int64_t kMostRows = 128;
 
@@ -21,7 +22,8 @@ constexpr std::string_view kWithout = "_k24=3";
 
 std::string plan_for_few_keys(const ir::Graph& graph, const Device& device, int cudnn_version,
                               const std::vector<std::string>& names) {
-  if (device.compute_capability != kMeasuredCapability || cudnn_version / 100 != kMeasuredVersion) {
+  if (device.compute_capability != kMeasuredCapability ||
+      !same_family(kMeasuredCudnn, cudnn_version)) {
     return "";
   }
   const auto facts = attention_facts(graph);

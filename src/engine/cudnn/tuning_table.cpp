@@ -43,12 +43,6 @@ std::string width_of(std::string type) {
   return type;
 }
 
-// "9.19.0" and 91900, 91901: one family.
-bool same_family(const std::string& measured, int cudnn_version) {
-  const std::string loaded = version_text(cudnn_version);
-  return measured.substr(0, measured.rfind('.')) == loaded.substr(0, loaded.rfind('.'));
-}
-
 Result<RankedPlan> plan_from_json(ObjectReader& row, const Json& item, const std::string& field) {
   if (!item.is_array() || item.size() != 2 || !item[0].is_string() || !item[1].is_number()) {
     return row.fail_value(field, item, "[\"eng2_k24=2\", milliseconds]");
@@ -181,6 +175,11 @@ Json tuning_table_to_json(const TuningTable& table) {
 const std::vector<TuningTable>& tuning_tables() {
   static Lazy<const std::vector<TuningTable>> tables;
   return tables.get(read_tables);
+}
+
+bool same_family(const std::string& measured, int cudnn_version) {
+  const std::string loaded = version_text(cudnn_version);
+  return measured.substr(0, measured.rfind('.')) == loaded.substr(0, loaded.rfind('.'));
 }
 
 std::string NearestRow::text() const {

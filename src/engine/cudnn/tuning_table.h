@@ -46,6 +46,10 @@ struct TuningFile {
 extern const std::vector<TuningFile> kTuningFiles;
 const std::vector<TuningTable>& tuning_tables();  // those files
 
+// Whether what was measured with that cuDNN ("9.19.0") says something of this one (91901): engines
+// are numbered anew by other minor versions.
+bool same_family(const std::string& measured, int cudnn_version);
+
 // How little what is fast for the one says about the other: 0 for the same, 1 for a dim twice as
 // large. nullopt: nothing, since operands of other types have other kernels.
 std::optional<double> distance(const Workload& a, const Workload& b);
