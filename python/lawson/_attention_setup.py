@@ -242,6 +242,12 @@ class Setup:
             )
         if sizes["d"] == 0:
             fail("q", f": the {LETTERS['d']} is 0; expected 1 or more")
+        if self.appends and sizes["a"] > sizes["t"]:
+            fail(
+                "k_new",
+                f" has {sizes['a']} new tokens; expected at most {sizes['t']}, which a sequence of "
+                "the cache holds",
+            )
         return sizes
 
     @property

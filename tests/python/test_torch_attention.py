@@ -450,7 +450,17 @@ def test_packed_layouts(layout: str) -> None:
         ({"seqlens_kv": torch.tensor([1.5, 2])}, "seqlens_kv: dtype float32 is not allowed"),
         ({"cu_seqlens_q": torch.tensor([0, 4])}, "cu_seqlens_q: goes with a thd layout"),
         ({"k_new": torch.ones(2, 1, 2, 8), "seqlens_kv": torch.tensor([1, 2])}, "v_new: missing"),
-        ({"page_table_k": torch.zeros(2, 2, dtype=torch.int32)}, "seqlens_kv: missing; paged"),
+        (
+            {
+                "k_new": torch.ones(2, 5, 2, 8),
+                "v_new": torch.ones(2, 5, 2, 8),
+                "seqlens_kv": torch.tensor([1, 2]),
+            },
+            "k_new: shape .* has 5 new tokens; expected at most 4",
+        ),
+        ({"softcap": 1e31}, "softcap: 1e\\+31 is not allowed"),
+        ({"alibi_slopes": torch.ones(2) > 0}, "alibi_slopes: dtype bool is not allowed"),
+        ({"page_table_k": torch.zeros(2, 2, dtype=torch.int32)}, "page_table_k: goes with seqlens_kv"),
         ({"sink": torch.zeros(3)}, "sink: shape .* has 3 at axis 0"),
         ({"scale": torch.ones(3)}, "scale: .* is not allowed"),
         ({"window": (-2, 0)}, "window: .* is not allowed"),

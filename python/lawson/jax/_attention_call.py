@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from lawson import _attention_arguments as shared
 from lawson import _settings
-from lawson._attention_setup import MASKS, OPTIONAL, Choice, Setup
+from lawson._attention_setup import MASKS, Choice, Setup
 from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson.jax import _attention_arguments as arguments
 from lawson.jax import _attention_batching as batching
@@ -108,22 +108,14 @@ _NOT_WITH_SEGMENTS = (
 def run(given: Arguments) -> Any:
     """The results of `lawson.jax.attention`."""
     labels = given.labels
-    _check_what_goes_together(given)
+    _check_together(given)
     choice = given.choice()
-    words, q, k, v = arguments.unpacked(given.layout, given.q, given.k, given.v, labels)
+    words, q, k, v = Operands.unpacked(given.layout, given.q, given.k, given.v, labels)
     mask = _settings.word("mask", given.mask, MASKS)
-    softmax = _settings.word("softmax", given.softmax, arguments.SOFTMAXES)
-    max_q = arguments.longest("max_seqlen_q", given.max_seqlen_q)
-    max_kv = arguments.longest("max_seqlen_kv", given.max_seqlen_kv)
-    offsets = {
-        name: getattr(given, name)
-        for name in (
-            "cu_seqlens_q",
-            "cu_seqlens_kv",
-            "cu_seqlens_q_padded",
-            "cu_seqlens_kv_padded",
-        )
-    }
+    softmax = _settings.word("softmax", given.softmax, shared.SOFTMAXES)
+    max_q = shared.longest("max_seqlen_q", given.max_seqlen_q)
+    max_kv = shared.longest("max_seqlen_kv", given.max_seqlen_kv)
+    offsets = {name: getattr(given, name) for name in shared.OFFSETS}
     segments = None
     if given.segment_ids is not None:
         segments = Segments.make(
@@ -160,31 +152,21 @@ def run(given: Arguments) -> Any:
         given.alibi_slopes,
         given.sink,
     )
-    rate = arguments.number(
-        "dropout_rate", given.dropout_rate, "a number from 0 to below 1", least=0, below=1
-    )
+    rate = arguments.number("dropout_rate", given.dropout_rate, "rate")
     dropped = given.flag("return_dropout_mask")
     operands.add_dropout(rate, given.dropout_key, given.dropout_mask, dropped)
     scale = given.scale
     if scale is not None:
-        scale = arguments.number(
-            "scale", scale, "None, or a finite number (multiply q by what is computed)"
-        )
+        scale = arguments.number("scale", scale, "scale")
 
     setup = Setup(
-        names=("q", "k", "v", *(name for name in OPTIONAL if name in operands)),
+        names=tuple(operands.in_order()),
         words=words,
         mask=mask,
         window=_settings.window(labels["window"], given.window),
         bias=kind,
         softmax="learnable" if given.sink is not None else softmax,
-        softcap=arguments.number(
-            "softcap",
-            given.softcap,
-            "0 (none), or a number up to 1e30",
-            least=0,
-            below=math.nextafter(1e30, math.inf),
-        ),
+        softcap=arguments.number("softcap", given.softcap, "softcap"),
         dropout=rate,
         scale=scale,
         max_q=longest_q,
@@ -199,37 +181,24 @@ def run(given: Arguments) -> Any:
     return _results(setup, operands, segments)
 
 
-def _check_what_goes_together(given: Arguments) -> None:
-    """What would be of no effect, or has no meaning, next to what else is given."""
-
-    def missing(name: str, needed: str, why: str) -> None:
-        if getattr(given, name) is not None and getattr(given, needed) is None:
-            labels = given.labels
-            raise InvalidArgumentError(f"{labels[name]}: goes with {labels[needed]}, {why}")
-
+def _check_together(given: Arguments) -> None:
+    labels = given.labels
     if given.segment_ids is not None:
         for name in _NOT_WITH_SEGMENTS:
             if getattr(given, name) is not None:
                 raise InvalidArgumentError(
-                    f"{given.labels[name]}: not together with segment_ids; expected None"
+                    f"{labels[name]}: not together with segment_ids; expected None"
                 )
-    why = "which is None"
-    missing("kv_segment_ids", "segment_ids", why)
-    missing("max_segments", "segment_ids", why)
-    missing("page_table_v", "page_table_k", why)
-    why = "the lengths, which are None"
-    for name in ("page_table_k", "k_new", "v_new"):
-        missing(name, "seqlens_kv", why)
-    if given.sink is not None and given.softmax != "vanilla":
-        raise InvalidArgumentError(
-            f"softmax: {_settings.shown(given.softmax)} together with sink, which is one itself; "
-            "expected 'vanilla'"
-        )
+    for name in ("kv_segment_ids", "max_segments"):
+        if getattr(given, name) is not None and given.segment_ids is None:
+            raise InvalidArgumentError(f"{labels[name]}: goes with segment_ids, which is None")
+    names = ("page_table_k", "page_table_v", "k_new", "v_new", "seqlens_kv", "sink", "softmax")
+    shared.check_together({name: getattr(given, name) for name in names}, labels)
 
 
 def _results(setup: Setup, operands: Operands, segments: Segments | None) -> Any:
-    sizes = operands.checked(setup)
-    arrays = [operands[name] for name in setup.names]
+    sizes = operands.sizes(setup)
+    arrays = [operands.named[name] for name in setup.names]
     values = primitive.varying_alike(arrays)
     if "seed" in setup.names:
         at = setup.names.index("seed")
@@ -249,20 +218,20 @@ def _results(setup: Setup, operands: Operands, segments: Segments | None) -> Any
 
 def _of_nothing(setup: Setup, operands: Operands, sizes: dict[str, int]) -> list[Any]:
     """The results where the output has no elements."""
-    labels = operands.labels
+    label = operands.label
     if setup.appends:
         raise InvalidArgumentError(
-            f"k_new: an attention whose output has no elements appends nothing; {labels['q']} has "
-            f"shape {operands['q'].shape}, {labels['v']} {operands['v'].shape}"
+            f"k_new: an attention whose output has no elements appends nothing; {label('q')} has "
+            f"shape {operands.named['q'].shape}, {label('v')} {operands.named['v'].shape}"
         )
     made = primitive.result_shapes(
-        setup, "forward", [jax.typeof(operands[name]) for name in setup.names]
+        setup, "forward", [jax.typeof(operands.named[name]) for name in setup.names]
     )
     for name, (shape, _) in zip(setup.forward_results(), made, strict=True):
         if 0 not in shape:
             raise InvalidArgumentError(
-                f"{labels['v']}: shape {operands['v'].shape}: the depth of v is {sizes['e']}; "
-                f"expected 1 or more where {labels[_ASKED[name]]} is"
+                f"{label('v')}: shape {operands.named['v'].shape}: the depth of v is {sizes['e']}; "
+                f"expected 1 or more where {label(_ASKED[name])} is"
             )
     return [jnp.zeros(shape, dtype) for shape, dtype in made]
 

@@ -7,6 +7,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from lawson import _attention_arguments as shared
 from lawson import _settings
 from lawson._attention_setup import MASKS
 from lawson._errors import InvalidArgumentError
@@ -174,24 +175,27 @@ def attention(
 
     if k_new is None:  # else the caches' dtype is the call's
         q, k, v, bias, attn_mask = arguments.autocast(q, k, v, bias, attn_mask)
-    words, q, k, v = arguments.unpacked(layout, q, k, v)
+    words, q, k, v = Operands.unpacked(layout, q, k, v, {})
     mask = _settings.word("mask", mask, MASKS)
-    softmax_kind = _settings.word("softmax", softmax, arguments.SOFTMAXES)
-    if sink is not None and softmax_kind != "vanilla":
-        raise InvalidArgumentError(
-            f"softmax: '{softmax_kind}' together with sink, which is one itself"
-        )
+    softmax_kind = _settings.word("softmax", softmax, shared.SOFTMAXES)
+    shared.check_together(
+        {
+            "page_table_k": page_table_k,
+            "page_table_v": page_table_v,
+            "k_new": k_new,
+            "v_new": v_new,
+            "seqlens_kv": seqlens_kv,
+            "sink": sink,
+            "softmax": softmax,
+        },
+        {},
+    )
     paged = page_table_k is not None
-    if page_table_v is not None and not paged:
-        raise InvalidArgumentError("page_table_v: goes with page_table_k, which is missing")
-    if (paged or k_new is not None or v_new is not None) and seqlens_kv is None:
-        what = "paged k and v need" if paged else "a cache that is appended to needs"
-        raise InvalidArgumentError(f"seqlens_kv: missing; {what} their lengths")
     most_kv = arguments.longest("max_seqlen_kv", max_seqlen_kv)
     most_q = arguments.longest("max_seqlen_q", max_seqlen_q)
     if words[1] == "thd" and k.shape[0] == 0:  # a spec has no ragged side without tokens
         k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k, v))
-    operands = Operands(words, q, k, v)
+    operands = Operands({}, words, q, k, v)
     operands.add_offsets(
         {
             "cu_seqlens_q": cu_seqlens_q,
@@ -200,7 +204,7 @@ def attention(
             "cu_seqlens_kv_padded": cu_seqlens_kv_padded,
         }
     )
-    longest_q = operands.longest_sequence("q", most_q, False)
+    longest_q = operands.longest_sequence("q", most_q)
     longest_kv = operands.longest_sequence("kv", most_kv, paged)
     if paged:
         table_v = page_table_k if page_table_v is None else page_table_v
@@ -210,7 +214,7 @@ def attention(
     mask = operands.add_lengths(mask, longest_kv, seqlens_q, seqlens_kv)
     alibi = _settings.flag("alibi", alibi)
     kind = operands.add_scores(bias, bias_kind, attn_mask, alibi, alibi_slopes, sink)
-    rate = number("dropout_rate", dropout_rate, _RATE, least=0, below=1)
+    rate = number("dropout_rate", dropout_rate, "rate")
     dropped = _settings.flag("return_dropout_mask", return_dropout_mask)
     operands.add_dropout(rate, generator, dropout_mask, dropped)
     named = attend(
@@ -221,7 +225,7 @@ def attention(
             "window": _settings.window("window", window),
             "bias": kind,
             "softmax": "learnable" if sink is not None else softmax_kind,
-            "softcap": number("softcap", softcap, _SOFTCAP, least=0),
+            "softcap": number("softcap", softcap, "softcap"),
             "dropout": rate,
             "scale": settled_scale(scale),
             "max_q": longest_q,
@@ -232,18 +236,14 @@ def attention(
             "dropped": dropped,
             **settled(deterministic, engine, workspace_limit, tuning),
         },
-        operands.labels,
+        tuple(operands.labels.items()),
     )
     found = tuple(named.values())
     return found[0] if len(found) == 1 else found
-
-
-_RATE = "a number from 0 to below 1"
-_SOFTCAP = "a number, 0 (none) or more"
 
 
 def settled_scale(scale: Any) -> float | None:
     """The scale as a plain number."""
     if scale is None:
         return None
-    return number("scale", scale, "None, or a number")
+    return number("scale", scale, "scale")

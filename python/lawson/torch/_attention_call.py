@@ -7,7 +7,6 @@ of what was made for it, and a constant where torch.compile traces.
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lawson import _attention_arguments as shared
 from lawson import _settings, _torch
 from lawson._attention_setup import Choice, Setup
 from lawson._errors import UnsupportedError
@@ -146,15 +146,13 @@ def wants_gradient(operands: Mapping[str, Tensor]) -> bool:
     return any(x.requires_grad for x in operands.values())
 
 
-def number(
-    name: str, value: Any, allowed: str, least: float = -math.inf, below: float = math.inf
-) -> float:
-    """`_settings.number`, as a constant where it is traced."""
-    return _number(name, known(value), allowed, least, below)
+def number(name: str, value: Any, kind: str) -> float:
+    """A number of a kind of the shared rules', as a constant where it is traced."""
+    return _number(name, known(value), kind)
 
 
-def _number(name: str, value: Any, allowed: str, least: float, below: float) -> float:
-    return _settings.number(name, value, allowed, least=least, below=below)
+def _number(name: str, value: Any, kind: str) -> float:
+    return shared.number(name, value, kind)
 
 
 _number._dynamo_marked_constant = True  # type: ignore[attr-defined]

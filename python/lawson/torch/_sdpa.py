@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import CausalBias
 
+from lawson import _attention_arguments as shared
 from lawson import _settings, _torch
 from lawson._attention_setup import Setup
 from lawson._errors import InvalidArgumentError
@@ -171,7 +172,6 @@ _ONE_MASK = (
     "attn_mask: not together with is_causal=True; put the causal mask into it, or use "
     "lawson.torch.attention, which takes both"
 )
-_RATE = "a number from 0 to below 1"
 _defaults = {
     name: one.default
     for name, one in inspect.signature(scaled_dot_product_attention).parameters.items()
@@ -196,7 +196,7 @@ def _static(
         "window": _settings.window("window", window),
         "bias": "none",
         "softmax": "vanilla",
-        "softcap": number("softcap", softcap, "a number, 0 (none) or more", least=0),
+        "softcap": number("softcap", softcap, "softcap"),
         "dropout": 0.0,
         "scale": settled_scale(scale),
         "max_q": 0,
@@ -246,7 +246,7 @@ def check_options(options: Mapping[str, Any]) -> None:
                 f"{name}: {_settings.shown(value)} is not allowed; expected keywords of "
                 f"lawson.torch.scaled_dot_product_attention: {', '.join(_defaults)}"
             )
-    number("dropout_p", given.pop("dropout_p"), _RATE, least=0, below=1)
+    number("dropout_p", given.pop("dropout_p"), "rate")
     _settings.flag("enable_gqa", given.pop("enable_gqa"))
     for name in ("attn_mask", "sink"):
         value = given.pop(name)
@@ -275,7 +275,7 @@ def _general(
     static: dict[str, Any],
 ) -> Any:
     enable_gqa = _settings.flag("enable_gqa", enable_gqa)
-    rate = number("dropout_p", dropout_p, _RATE, least=0, below=1)
+    rate = number("dropout_p", dropout_p, "rate")
     if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
         return _nested(query, key, value, attn_mask, rate, enable_gqa, sink, static)
     if isinstance(attn_mask, CausalBias):
@@ -292,16 +292,16 @@ def _general(
         return _without_depth(query, key, value, static)
     rank = max(query.dim(), key.dim(), value.dim())
     query, key, value, lead = _batched(query, key, value, enable_gqa)
-    operands = Operands(_WORDS, query, key, value)
+    operands = Operands(dict(_LABELS), _WORDS, query, key, value)
     if attn_mask is not None:
         attn_mask = _mask(attn_mask, lead)
-        static["bias"] = operands.add_mask("attn_mask", attn_mask, "none")
+        static["bias"] = operands.add_mask(attn_mask, "none")
     if sink is not None:
-        operands.named["sink"] = arguments.heads("sink", sink)
+        operands.named["sink"] = operands.heads("sink", sink)
         static["softmax"] = "learnable"
     static["dropout"] = rate
     operands.add_dropout(rate, None, None, False)
-    labels = (*_LABELS, *operands.labels)
+    labels = tuple(operands.labels.items())
     results = [
         _as_given(x, lead, rank) for x in attend(operands.in_order(), static, labels).values()
     ]
@@ -323,7 +323,7 @@ def _same_kinds(named: Mapping[str, Tensor]) -> None:
     """Floats of one dtype, on one device."""
     query = named["query"]
     for name, x in named.items():
-        arguments.float_type(name, x.dtype)
+        shared.check_float(name, arguments.type_text(x))
         if x.dtype != query.dtype:
             raise InvalidArgumentError(
                 f"{name}: dtype {arguments.type_text(x)} differs from that of query, "
