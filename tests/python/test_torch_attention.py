@@ -470,9 +470,9 @@ def test_packed_layouts(layout: str) -> None:
     ],
 )
 def test_bad_arguments_are_named(kwargs: dict[str, Any], message: str) -> None:
-    q = normal(0, 2, 4, 2, 8)
+    q, k, v = (normal(seed, 2, 4, 2, 8) for seed in range(3))
     with pytest.raises(lawson.InvalidArgumentError, match=message):
-        attention(q, q, q, **kwargs)
+        attention(q, k, v, **kwargs)
 
 
 @pytest.mark.parametrize(
