@@ -9,10 +9,13 @@ Raises:
 
 from __future__ import annotations
 
+import contextlib
+import difflib
+import inspect
 import math
 import numbers
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -101,6 +104,34 @@ def window(name: str, value: Any) -> tuple[int, int]:
     return int(value[0]), int(value[1])
 
 
+# ---- what is marked ----------------------------------------------------------------------------
+
+
+def known(function: Callable[..., Any], given: Mapping[str, Any]) -> None:
+    """Refuses keywords that ``function`` does not have, with those that it has. Raises TypeError."""
+    kinds = inspect.signature(function).parameters.values()
+    names = [p.name for p in kinds if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    for name in given:
+        near = difflib.get_close_matches(name, names, 1)
+        hint = f"did you mean '{near[0]}='? " if near else ""
+        raise TypeError(
+            f"{function.__name__}() has no setting '{name}'; {hint}its settings: {', '.join(names)}"
+        )
+
+
+def marked(function: Any, what: str = "fusion") -> None:
+    """Refuses what is no function to mark. Raises TypeError, with what to mark."""
+    if isinstance(function, (staticmethod, classmethod)):
+        kind = type(function).__name__
+        raise TypeError(f"{what}: a {kind}; @{kind} goes above @{what}, not below it")
+    if isinstance(function, str):
+        raise TypeError(
+            f"{what}: {function!r} is not callable; settings are keywords: @{what}(engines=...)"
+        )
+    if not callable(function):
+        raise TypeError(f"{what}: {shown(function)} is not callable")
+
+
 # ---- how a plan is chosen ----------------------------------------------------------------------
 
 
@@ -156,6 +187,17 @@ def deadline_ms(value: Any, name: str = "deadline_ms") -> float:
 
 
 # ---- engines by name ---------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def of_fusion(name: str) -> Iterator[None]:
+    """Within it, errors say which fusion they are about."""
+    try:
+        yield
+    except Error as error:
+        if f"fusion '{name}'" in str(error):
+            raise
+        raise type(error)(f"fusion '{name}': {error}") from None
 
 
 def named_engines(given: Sequence[str] | None) -> tuple[str, ...]:

@@ -73,14 +73,15 @@ def build(
     ``lower``: how to ask for TF32.
     Raises ``UnsupportedError`` (with every reason), ``UnavailableError``.
     """
-    graph = _core.Graph.from_json(json.dumps(document), name)
     options = settings.options
     fusion, verdict, chosen = None, None, None
-    if device.is_present:
-        fusion = _core.fuse(graph, device, settings.policy, engines, options)
-        plan, verdict, chosen = fusion.plan, fusion.verdict, fusion.json()
-    else:
-        plan = _core.compile(graph, device, options)
+    with _settings.of_fusion(name):
+        graph = _core.Graph.from_json(json.dumps(document), f"fusion '{name}'")
+        if device.is_present:
+            fusion = _core.fuse(graph, device, settings.policy, engines, options)
+            plan, verdict, chosen = fusion.plan, fusion.verdict, fusion.json()
+        else:
+            plan = _core.compile(graph, device, options)
     if full_f32 is not None and plan.engine not in _settings.HOST_ENGINES:
         raise UnsupportedError(
             f"unsupported: fusion '{name}': {full_f32}: "

@@ -90,7 +90,8 @@ def _built(program: Program, document: dict[str, Any], platform: str) -> Compile
 
 def kernel(program: Program, platform: str, document: dict[str, Any]) -> Kernel:
     """The plan of one graph on ``platform``, as the settings of the program say."""
-    device, engines = place(program.settings, platform)
+    with _settings.of_fusion(program.name):
+        device, engines = place(program.settings, platform)
     wanted = program.trace.full_f32
     full_f32 = None if wanted is None else f"{wanted}: precision HIGHEST of f32 operands"
     return build(document, program.name, program.settings, device, engines, full_f32)
@@ -248,8 +249,11 @@ def _lower(ctx: Any, *operands: Any, program: Program, platform: str) -> list[An
 
 def _lower_elsewhere(ctx: Any, *operands: Any, program: Program) -> list[Any]:
     platforms = getattr(ctx.module_context, "platforms", None) or ("?",)
-    _runtime.device_for(platforms[0], program.settings.engines)  # the error that says what is there
-    raise UnsupportedError(f"platform '{platforms[0]}': Lawson has no engine for it")
+    with _settings.of_fusion(program.name):  # the error that says what is there
+        _runtime.device_for(platforms[0], program.settings.engines)
+    raise UnsupportedError(
+        f"fusion '{program.name}': platform '{platforms[0]}': Lawson has no engine for it"
+    )
 
 
 for _platform in ("cpu", "cuda"):

@@ -12,7 +12,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, Never, TypeAlias
 
 import numpy as np
 import torch
@@ -54,8 +54,11 @@ class Fusion:
     _lawson_marks = True
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
-        if not callable(function):
-            raise TypeError(f"fusion: {function!r} is not callable")
+        _settings.marked(function)
+        if isinstance(function, type) and issubclass(function, torch.nn.Module):
+            raise TypeError(
+                f"fusion: {function.__name__} is a class; mark its forward method, or an instance"
+            )
         self._function = function
         self._settings = settings
         self._said = json.dumps(dataclasses.asdict(settings))
@@ -87,9 +90,8 @@ class Fusion:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_dynamo_compiling():
-            function = self._function
             return marked(
-                lambda: function(*args, **kwargs), name=self.__name__, settings=self._said
+                lambda: self._function(*args, **kwargs), name=self.__name__, settings=self._said
             )
         if is_tracing():  # a fusion inside a fusion
             return self._function(*args, **kwargs)
@@ -130,6 +132,7 @@ class Fusion:
             found = kinds.get(key)
         except TypeError as error:
             self._labels(args, kwargs)
+            self._check_hashable(args, kwargs)
             raise InvalidArgumentError(
                 f"fusion '{self.__name__}': arguments that are no tensors must be hashable: {error}"
             ) from error
@@ -163,12 +166,29 @@ class Fusion:
             label = self._label(path)
             if isinstance(leaf, torch.Tensor):
                 found.append(label)
+            elif isinstance(leaf, torch.fx.Proxy):
+                raise UnsupportedError(
+                    f"unsupported: fusion '{self.__name__}': torch.fx.symbolic_trace\n"
+                    "  nearest supported form: torch.export.export, or torch.compile"
+                )
             elif not isinstance(leaf, np.generic) and hasattr(leaf, "__array__"):
                 raise InvalidArgumentError(
                     f"fusion '{self.__name__}': argument {label} is {type(leaf).__name__}, which "
                     "is no tensor; torch.as_tensor makes it one"
                 )
         return found
+
+    def _check_hashable(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for path, leaf in pytree.tree_flatten_with_path((tuple(args), dict(kwargs)))[0]:
+            try:
+                hash(exact(leaf))
+            except TypeError:
+                raise InvalidArgumentError(
+                    f"fusion '{self.__name__}': argument {self._label(path)} is "
+                    f"{type(leaf).__name__}, which is not hashable; what is no tensor is a setting "
+                    "of the function, and hashable. Tensors may be in tuples, lists, dicts, and in "
+                    "classes that torch.export.register_dataclass knows"
+                ) from None
 
     def _label(self, path: Sequence[Any]) -> str:
         """``x``, ``params.w``: the parameter of the function, and the way to the leaf."""
@@ -216,6 +236,7 @@ def fusion(
     workspace_limit: int | None = None,
     deadline_ms: float = 0.0,
     strict: bool = False,
+    **unknown: Never,
 ) -> Any:
     """Marks a function: it becomes one kernel, or an error that says why not.
 
@@ -244,8 +265,11 @@ def fusion(
       UnsupportedError: an op outside the set, with the line of code; it does not fuse, with every
         reason and the nearest supported form; tensors of the CPU without an engine of it named.
       UnavailableError: no GPU, or no cuDNN.
-      InvalidArgumentError: a setting that is none, or an argument that is an array of others.
+      InvalidArgumentError: a setting that is none, an argument that is an array of others, or
+        operands that do not fit, with the op, its line and their shapes.
+      TypeError: no function, or a setting that there is none of.
     """
+    _settings.known(fusion, unknown)
     settings = Settings(
         policy=_settings.policy(policy),
         tuning=_settings.tuning(tuning),

@@ -11,12 +11,14 @@ import json
 from typing import Any
 
 import torch
+from torch._compile import _disable_dynamo
 from torch._higher_order_ops.base_hop import BaseHOP
 
 from lawson._graph.kernels import Settings
 from lawson.torch._fusion_op import apply
 from lawson.torch._fusion_program import program
 from lawson.torch._trace_fx import Spec
+from lawson.torch._trace_refusals import check_dynamic
 
 
 class _Marked(BaseHOP):
@@ -26,6 +28,8 @@ class _Marked(BaseHOP):
         super().__init__("lawson_fusion")
 
     def __call__(self, subgraph: Any, *operands: Any, **said: str) -> Any:
+        if not isinstance(subgraph, torch.fx.GraphModule):
+            return _as_it_stands(subgraph)
         placeholders = [n for n in subgraph.graph.nodes if n.op == "placeholder"]
         numbers = [_number(n, t) for n, t in zip(placeholders, operands, strict=True)]
         tensors = [t for t, n in zip(operands, numbers, strict=True) if n is None]
@@ -43,9 +47,21 @@ class _Marked(BaseHOP):
         if torch.are_deterministic_algorithms_enabled():
             settings["deterministic"] = True
         labels = [n.name for n, x in zip(placeholders, numbers, strict=True) if x is None]
+        for label, tensor in zip(labels, tensors, strict=True):
+            check_dynamic(said["name"], label, tensor.shape)
         specs = [Spec.of(t) for t in tensors]
         made = program(flat, said["name"], labels, specs, Settings(**settings))
         return tuple(apply(made, [*tensors, *made.captured]))
+
+
+@_disable_dynamo
+def _as_it_stands(call: Any) -> Any:
+    """The call of a fusion that Dynamo could not trace, where it may break the graph: not compiled.
+
+    ``call`` is the function of ``Fusion.__call__``, which Dynamo took for compiled by now.
+    """
+    own = dict(zip(call.__code__.co_freevars, (c.cell_contents for c in call.__closure__)))
+    return own["self"](*own["args"], **own["kwargs"])
 
 
 class _Interpreter(torch.fx.Interpreter):

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
+from torch.utils import _pytree as pytree
 
 from lawson._errors import UnsupportedError
 from lawson._graph.gradient import gradient_trace
@@ -20,6 +21,7 @@ from lawson._graph.kernels import Settings
 from lawson._graph.shapes import operands_of, results_of
 from lawson._graph.tidy import tidied
 from lawson._graph.walk import Output, Trace
+from lawson._settings import shown
 from lawson.torch._trace import trace
 from lawson.torch._trace_fx import Spec, captured, with_autocast_of_now
 
@@ -335,11 +337,19 @@ def _dense(spec: Spec) -> Spec:
     return dataclasses.replace(spec, stride=dense_strides(spec.shape))
 
 
-def no_tensor(name: str) -> NoReturn:
-    """Refuses a result."""
+def no_tensor(name: str, result: Any = ()) -> NoReturn:
+    """Refuses the first result that is none; ``result``: all that the function returns."""
+    said = "a result is no tensor"
+    for path, leaf in pytree.tree_flatten_with_path(result)[0]:
+        if not isinstance(leaf, torch.Tensor):
+            where = f"result {pytree.keystr(path)}" if path else "it"
+            what = "None" if leaf is None else f"{shown(leaf)} ({type(leaf).__name__})"
+            said = f"{said}: {where} is {what}"
+            break
     raise UnsupportedError(
-        f"unsupported: fusion '{name}': a result is no tensor\n"
-        "  nearest supported form: results that are tensors, in tuples, lists and dicts"
+        f"unsupported: fusion '{name}': {said}\n"
+        "  nearest supported form: results that are tensors, in tuples, lists, dicts, and in "
+        "classes that torch.export.register_dataclass knows"
     )
 
 

@@ -151,7 +151,8 @@ class Part:
 
 def kernel(program: Program, document: dict[str, Any]) -> Kernel:
     """The plan of one graph where the program's tensors are, as its settings say."""
-    device, engines = place(program.settings, program.device)
+    with _settings.of_fusion(program.name):
+        device, engines = place(program.settings, program.device)
     wanted = program.trace.full_f32
     full_f32 = None if wanted is None else f"{wanted}: f32 operands, with all of their bits"
     return build(document, program.name, program.settings, device, engines, full_f32, LOWER)

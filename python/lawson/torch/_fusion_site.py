@@ -27,6 +27,7 @@ from lawson.torch._fusion_op import apply, is_plain, recorded
 from lawson.torch._fusion_program import Program, no_tensor, program
 from lawson.torch._fusion_run import code_of
 from lawson.torch._trace_fx import Spec, alone
+from lawson.torch._trace_refusals import check_dynamic
 
 KEPT = 256  # programs of one site
 STATES = 32  # of what is around one kind of calls
@@ -180,6 +181,7 @@ class Site:
         """The program for tensors of these shapes, strides, dtypes and device."""
         for label, tensor in zip(self.kind.labels, tensors, strict=True):
             _check(self.kind.name, label, tensor)
+            check_dynamic(self.kind.name, label, tensor.shape)
         specs = tuple(Spec.of(t) for t in tensors)
         slots = self.around.tensors
         own = [s.value for s in slots]
@@ -254,9 +256,10 @@ class Site:
             try:
                 for slot, tensor in zip(swapped, given[count:], strict=True):
                     slot.holder[slot.key] = tensor
-                results, tree = pytree.tree_flatten(kind.function(*args, **kwargs))
+                result = kind.function(*args, **kwargs)
+                results, tree = pytree.tree_flatten(result)
                 if not all(isinstance(x, torch.Tensor) for x in results):
-                    no_tensor(kind.name)
+                    no_tensor(kind.name, result)
             finally:
                 _tracing.on = outer
                 for slot, tensor in zip(swapped, before, strict=True):
@@ -293,6 +296,8 @@ def _check(name: str, label: str, tensor: torch.Tensor) -> None:
         kind = f"sparse ({str(tensor.layout).removeprefix('torch.')})"
     elif tensor.is_quantized:
         kind = f"quantised ({str(tensor.dtype).removeprefix('torch.')})"
+    elif tensor.is_neg() or tensor.is_conj():
+        kind = "a lazily negated or conjugated view (Tensor.resolve_neg(), resolve_conj())"
     elif tensor.device.type not in ("cpu", "cuda"):
         kind = f"on device '{tensor.device}'"
     if kind is not None:

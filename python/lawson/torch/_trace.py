@@ -19,6 +19,7 @@ from lawson._graph.values import Const, Operand, Value, const
 from lawson._graph.walk import Trace
 from lawson.torch._trace_dtypes import dtype_name
 from lawson.torch._trace_fx import Captured, Spec, line_of
+from lawson.torch._trace_refusals import ATTENTION, WRITES
 
 # What to write instead of an op that has no rule, by the beginning of its name.
 _HINTS = {
@@ -35,7 +36,7 @@ _HINTS = {
     "rand": "random numbers as an argument", "bernoulli": "the dropout outside of the fusion, or random numbers as an argument",
     "native_dropout": "the dropout outside of the fusion, or its mask as an argument",
     "normal": "random numbers as an argument", "uniform": "random numbers as an argument",
-    "copy_": "the write outside of the fusion: return the new value, and copy it there",
+    "copy_": WRITES,
     "_to_copy": "the copy to another device outside of the fusion",
     "atan": "the angle outside of the fusion", "sinh": "(exp(x) - exp(-x)) / 2",
     "cosh": "(exp(x) + exp(-x)) / 2", "cummax": "the cumulative maximum outside of the fusion",
@@ -90,6 +91,8 @@ class Walk(_walk.Walk):
             if isinstance(result, torch.Tensor) and not (several and result.dtype is torch.int64):
                 self.dtype(result.dtype)
         function = RULES.get(_schema_name(node.target))
+        if function is None and _schema_name(node.target).startswith("lawson::attention"):
+            self.refuse(*ATTENTION)
         if function is None:
             self.refuse("not one of Lawson's ops", nearest_form(node.target, RULES))
         args = torch.fx.map_arg(node.args, given)
@@ -148,9 +151,10 @@ def nearest_form(target: Any, rules: Any) -> str:
     for start, hint in sorted(_HINTS.items(), key=lambda item: -len(item[0])):
         if name.startswith(start):
             return hint
-    near = difflib.get_close_matches(f"aten::{name}", rules, 1, 0.75)
+    known = [str(rule).removeprefix("aten::") for rule in rules]
+    near = difflib.get_close_matches(name, known, 1, 0.75)
     if near:
-        return f"torch.{near[0].removeprefix('aten::')}"
+        return f"torch.{near[0]}"
     return "this part outside of the fusion, or split in two fusions"
 
 

@@ -27,13 +27,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lawson._errors import UnsupportedError
+from lawson.torch._trace_refusals import OWN, WRITES, Failed, quiet, refused, users
 
 T = TypeVar("T")
 
-_OWN = (
-    os.path.dirname(torch.__file__) + os.sep,
-    os.path.dirname(os.path.dirname(__file__)) + os.sep,
-)
 # Decomposed otherwise; Lawson has an op or a rule for each.
 _KEPT = (
     "silu gelu softplus elu relu6 hardtanh leaky_relu _softmax _log_softmax mm bmm addmm baddbmm "
@@ -91,7 +88,7 @@ def user_line(frame: Any) -> str:
         name = frame.f_code.co_filename
         if name == __file__ and frame.f_code.co_name == "flat":
             return ""
-        if not name.startswith(_OWN) and not name.startswith("<"):
+        if not name.startswith(OWN):
             return f"{os.path.basename(name)}:{frame.f_lineno}"[-240:]
         frame = frame.f_back
     return ""
@@ -99,22 +96,30 @@ def user_line(frame: Any) -> str:
 
 def line_of(node: torch.fx.Node) -> str:
     """Where a node was written: ``file.py:12``, also of a trace that has all frames as text."""
-    text = node.stack_trace or ""
+    return _line_in(node.stack_trace or "")
+
+
+def _line_in(text: str) -> str:
     frames = re.findall(r'File "([^"]+)", line (\d+)', text)
-    theirs = [(file, line) for file, line in frames if not file.startswith(_OWN)]
+    theirs = [(file, line) for file, line in frames if not file.startswith(OWN)]
     if not frames:
         return text
     file, line = (theirs or frames)[-1]
     return f"{os.path.basename(file)}:{line}"[-240:]
 
 
+_NUMBERS = (torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__complex__)
+
+
 class _Lines(TorchFunctionMode):
-    """Notes the line of each call of PyTorch's, and whether gradients are switched off."""
+    """Notes the line of each call of PyTorch's, what failed, and whether gradients are off."""
 
     def __init__(self) -> None:
         super().__init__()
         self.line = ""
         self.own_gradient: str | None = None
+        self.failed: Failed | None = None  # the last call that raised
+        self.read: Failed | None = None  # the first that needed values, caught or not
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         line = user_line(sys._getframe(1))
@@ -123,7 +128,16 @@ class _Lines(TorchFunctionMode):
             fx_traceback.set_stack_trace([line])
         if func is torch._C._set_grad_enabled and not args[0]:
             self.own_gradient = self.own_gradient or f"torch.no_grad at {line}"
-        return func(*args, **(kwargs or {}))
+        if func in _NUMBERS and isinstance(args[0], fake_tensor.FakeTensor):
+            args = (args[0].detach(), *args[1:])  # it warns otherwise, of gradients that are ours
+        try:
+            return func(*args, **(kwargs or {}))
+        except Exception as error:
+            run = fx_traceback.get_current_meta().get("stack_trace")  # of a graph that is run
+            self.failed = Failed.of(error, func, args, kwargs, self.line or _line_in(run or ""))
+            if self.read is None and self.failed.reads:
+                self.read = self.failed
+            raise
 
 
 class _NoWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -144,9 +158,7 @@ class _NoWrites(TorchDispatchMode):  # type: ignore[no-untyped-call]
                     line = f" at {self._lines.line}" if self._lines.line else ""
                     raise UnsupportedError(
                         f"unsupported: fusion '{self._name}': {op}{line}: it writes into a tensor "
-                        "that the function closes over\n"
-                        "  nearest supported form: the write outside of the fusion: return the new "
-                        "value, and copy it there"
+                        f"that the function closes over\n  nearest supported form: {WRITES}"
                     )
         return func(*args, **(kwargs or {}))
 
@@ -224,13 +236,6 @@ def with_autocast_of_now(function: Callable[..., T]) -> Callable[..., T]:
     return wrapped
 
 
-_REFUSED = (
-    fake_tensor.DataDependentOutputException,
-    fake_tensor.DynamicOutputShapeException,
-    fake_tensor.UnsupportedOperatorException,
-)
-
-
 def captured(function: Callable[..., Sequence[Any]], specs: Sequence[Spec], name: str) -> Captured:
     """The ATen graph of a function of flat tensors, for such arguments.
 
@@ -238,6 +243,7 @@ def captured(function: Callable[..., Sequence[Any]], specs: Sequence[Spec], name
 
     Raises:
       UnsupportedError: what depends on values (``item``, ``nonzero``), with its line.
+      InvalidArgumentError: operands that do not fit, with the call, its line and their shapes.
     """
     with alone():
         _keep_device_guard()
@@ -294,26 +300,21 @@ def _traced(
             fake.requires_grad_(fake.dtype.is_floating_point)
     grad: Any = torch.no_grad() if functional else torch.enable_grad()
     try:
-        with grad:
+        with grad, quiet():
             made = make_fx(
                 flat, decomposition_table=_table(), tracing_mode="fake", _allow_non_fake_inputs=True
             )(*fakes)
-    except _REFUSED as error:
-        op = getattr(error, "func", None)
-        what = str(op if op is not None else error).removesuffix(".default")
-        raise UnsupportedError(
-            f"unsupported: fusion '{name}': {what}{f' at {lines.line}' if lines.line else ''}: it "
-            "depends on values, which are not known while tracing\n"
-            "  nearest supported form: this part outside of the fusion; torch.where over both cases"
-        ) from error
-    except RuntimeError as error:
-        if not str(error).startswith(".numpy() is not supported"):
+    except Exception as error:
+        if not functional and isinstance(error, RuntimeError) and "in-place" in str(error):
+            raise  # it is traced once more
+        said = refused(error, lines.failed, name, lines.line)
+        if said is None:
             raise
-        raise UnsupportedError(
-            f"unsupported: fusion '{name}': numpy(){f' at {lines.line}' if lines.line else ''}: "
-            "while tracing there are no values\n"
-            "  nearest supported form: this part outside of the fusion"
-        ) from error
+        raise said.with_traceback(users(error.__traceback__)) from None
+    if lines.read is not None:  # and the function went another way than it would have gone
+        said = lines.read.refused(name)
+        assert said is not None
+        raise said
     return made, lines.own_gradient or rule
 
 

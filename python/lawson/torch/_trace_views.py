@@ -188,7 +188,14 @@ def _axes(x: Operand, dims: Any) -> list[int]:
 def _reduced(walk: Walk, call: Any, op: str, x: Operand, dims: Any) -> Operand:
     """In the shape that the call has: dims that are kept are 1."""
     shape = call if isinstance(call, tuple) else call.shape
-    return walk.emit.reshape(reduced(walk, op, x, _axes(x, dims)), shape)
+    axes = _axes(x, dims)
+    if op == "reduce_mean" and _are_empty(x, axes):
+        return const(math.nan, x.dtype, shape)
+    return walk.emit.reshape(reduced(walk, op, x, axes), shape)
+
+
+def _are_empty(x: Operand, axes: Sequence[int]) -> bool:
+    return any(x.shape[a] == 0 for a in axes)
 
 
 @rule("sum", "mean", "prod")
@@ -222,6 +229,8 @@ def _largest(walk: Walk, call: Call, x: Any, dim: Any = None, keepdim: bool = Fa
 @rule("any", "all")
 def _any(walk: Walk, call: Call, x: Any, dims: Any = None, keepdim: bool = False) -> Operand:
     op = "reduce_max" if ".any" in str(call.node.target) else "reduce_min"
+    if _are_empty(x, _axes(x, dims)):
+        return const(op == "reduce_min", walk.dtype(call.dtype), call.shape)
     found = any_or_all(walk, op, converted(walk, x, "bool"), _axes(x, dims))
     return converted(walk, walk.emit.reshape(found, call.shape), walk.dtype(call.dtype))
 
@@ -282,6 +291,8 @@ def _finite_max(walk: Walk, x: Operand, axes: Sequence[int]) -> Operand:
 
 @rule("_softmax", "_log_softmax")
 def _softmax(walk: Walk, call: Call, x: Any, dim: int, half_to_float: bool) -> Operand:
+    if 0 in x.shape:
+        return const(0, walk.dtype(call.dtype), x.shape)
     dtype = walk.dtype(call.dtype)
     wide = converted(walk, x, "f64" if dtype == "f64" else "f32")
     axes = _axes(x, dim)

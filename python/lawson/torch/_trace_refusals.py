@@ -1,0 +1,283 @@
+"""How a trace that cannot go on is refused: the call of the user's that failed, where, and what would do.
+
+While a function is traced its tensors have shapes and no values. What PyTorch says about that is
+about its own tensors for tracing; here it is said about the function. What is wrong without a fusion
+too (shapes that do not fit) is the caller's input, with the operands that the call was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import logging
+import os
+import threading
+import types
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._subclasses import fake_tensor
+from torch.utils import _pytree as pytree
+
+from lawson._errors import Error, InvalidArgumentError, UnsupportedError
+from lawson.torch._trace_dtypes import dtype_name
+
+# Frames that are not the user's.
+OWN = (
+    os.path.dirname(torch.__file__) + os.sep,
+    os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    "<",
+)
+ATTENTION = (
+    "attention is a kernel of its own, and no part of a fusion",
+    "lawson.torch.attention beside the fusion: one fusion before it, another one behind it",
+)
+WRITES = "the write outside of the fusion: return the new value, and copy it there"
+
+_OUTSIDE = "this part outside of the fusion"
+_UNKNOWN = "depends on values, which are not known while tracing"
+_BRANCH = (
+    f"it {_UNKNOWN}: a fusion cannot branch on them",
+    f"torch.where over both cases; or {_OUTSIDE}",
+)
+_NUMBER = (
+    f"it {_UNKNOWN}: a fusion cannot make Python numbers, arrays or text of them",
+    f"the tensor itself in the place of the number; or {_OUTSIDE}",
+)
+_SHAPE = (
+    f"the shape of its result {_UNKNOWN}",
+    f"torch.where with the condition, which keeps the shape; or {_OUTSIDE}",
+)
+_READS_INSIDE = (f"it {_UNKNOWN}", _OUTSIDE)
+# The calls that read values, by the last part of their names.
+_READS = {
+    "__bool__": _BRANCH, "__contains__": _BRANCH, "_assert": _BRANCH, "_assert_async": _BRANCH,
+    "allclose": _BRANCH, "equal": _BRANCH, "is_nonzero": _BRANCH,
+    "item": _NUMBER, "tolist": _NUMBER, "numpy": _NUMBER, "__array__": _NUMBER,
+    "__float__": _NUMBER, "__int__": _NUMBER, "__index__": _NUMBER, "__complex__": _NUMBER,
+    "__format__": _NUMBER,
+}  # fmt: skip
+# What PyTorch says where only its tensors for tracing are in the way, and what it is.
+_TEXTS: dict[str, tuple[str, str]] = {
+    ".numpy() is not supported": _NUMBER,
+    "The tensor has a non-zero number of elements, but its data is not": (
+        _NUMBER[0], "torch.stack, which makes a tensor of tensors"),
+    "unsupported format string passed to FakeTensor": _NUMBER,
+    "Only Tensors created explicitly": ("a tensor that is traced has no copies", "Tensor.clone()"),
+    ": functions with out=": ("out= writes into a tensor", "the result as a value"),
+    "Detected that you are using FX to symbolically trace a dynamo-optimized": (
+        "it is compiled by torch.compile", "the function itself; torch.compile around the fusion"),
+}  # fmt: skip
+_TWO_DEVICES = "Unhandled FakeTensor Device Propagation"
+_OF_INPUT = (RuntimeError, IndexError, ValueError, OverflowError)
+_VALUES = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
+_SHOWN = 8  # operands in a message
+
+
+class OperandError(InvalidArgumentError, RuntimeError):
+    """Operands that do not fit; a RuntimeError, as PyTorch's is."""
+
+
+class OperandIndexError(InvalidArgumentError, IndexError):
+    """An index or a dim that is out of range; an IndexError, as PyTorch's is."""
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Failed:
+    """A call of PyTorch's that raised ``error``; ``op`` and ``line`` as messages have them."""
+
+    error: Exception
+    op: str
+    line: str
+    operands: tuple[str, ...]
+    devices: tuple[str, ...]
+
+    @staticmethod
+    def of(error: Exception, function: Any, args: Any, kwargs: Any, line: str) -> Failed:
+        given = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        shown = [_described(x) for x in given]
+        more = [f"{len(shown) - _SHOWN} more"] if len(shown) > _SHOWN else []
+        name = torch.overrides.resolve_name(function) or getattr(function, "__name__", "PyTorch")
+        devices = sorted({str(x.device) for x in given})
+        return Failed(error, name, line, (*shown[:_SHOWN], *more), tuple(devices))
+
+    @property
+    def reads(self) -> bool:
+        """Whether it wanted values that there are without a trace."""
+        return isinstance(self.error, _VALUES) or (self._text or _SHAPE)[0] == _NUMBER[0]
+
+    @property
+    def _text(self) -> tuple[str, str] | None:
+        return next((said for part, said in _TEXTS.items() if part in str(self.error)), None)
+
+    def refused(self, fusion: str) -> Error | None:
+        """What is raised in the error's place; None: nothing."""
+        error, text = self.error, str(self.error)
+        if isinstance(error, fake_tensor.UnsupportedOperatorException):
+            what = "it has no implementation for fake tensors, which a trace needs"
+            return self._unsupported(fusion, what, f"torch.library.register_fake; or {_OUTSIDE}")
+        if isinstance(error, fake_tensor.DynamicOutputShapeException):
+            return self._unsupported(fusion, *_SHAPE)
+        read = _READS.get(self.op.rpartition(".")[2])
+        if isinstance(error, fake_tensor.DataDependentOutputException):
+            return self._unsupported(fusion, *(read or _READS_INSIDE))
+        if self._text is not None:
+            return self._unsupported(fusion, *self._text)
+        if read is _BRANCH and "is ambiguous" in text:
+            return self._unsupported(fusion, *read)
+        if text.startswith(_TWO_DEVICES):
+            what = f"its tensors are on {', '.join(self.devices)}"
+            return self._unsupported(fusion, what, "all tensors on one device")
+        if isinstance(error, _OF_INPUT):
+            operands = f"\n  operands: {', '.join(self.operands)}" if self.operands else ""
+            kind = OperandIndexError if isinstance(error, IndexError) else OperandError
+            return kind(f"fusion '{fusion}': {self.op}{self._at}: {_sentence(error)}{operands}")
+        return None
+
+    @property
+    def _at(self) -> str:
+        return f" at {self.line}" if self.line else ""
+
+    def _unsupported(self, fusion: str, what: str, nearest: str) -> UnsupportedError:
+        inner = getattr(self.error, "func", None)
+        op = self.op
+        if inner is not None:
+            name = str(inner).removesuffix(".default")
+            op = f"{op} ({name})" if op else name
+        return UnsupportedError(
+            f"unsupported: fusion '{fusion}': {op}{self._at}: {what}\n"
+            f"  nearest supported form: {nearest}"
+        )
+
+
+def _sentence(error: Exception) -> str:
+    text = str(error).strip().rstrip(".")
+    return text or type(error).__name__
+
+
+def _described(tensor: torch.Tensor) -> str:
+    """``f32[4, 8]``"""
+    dtype = dtype_name(tensor.dtype) or str(tensor.dtype).removeprefix("torch.")
+    return f"{dtype}[{', '.join(str(n) for n in tensor.shape)}]"
+
+
+def refused(error: Exception, failed: Failed | None, fusion: str, line: str) -> Error | None:
+    """What is raised in the place of an error that ends a trace; None: nothing, it is the user's.
+
+    ``failed``: the last call of PyTorch's that raised; ``line``: of the last call.
+    """
+    if isinstance(error, Error):
+        if not _is_of_attention(error):
+            return None
+        at = f" at {line}" if line else ""
+        return UnsupportedError(
+            f"unsupported: fusion '{fusion}': attention{at}: {ATTENTION[0]}\n"
+            f"  nearest supported form: {ATTENTION[1]}"
+        )
+    if failed is None or failed.error is not error:
+        # not of a call: an op of a graph that is run, or what a function of PyTorch's does itself
+        is_of_trace = isinstance(error, (*_VALUES, fake_tensor.UnsupportedOperatorException))
+        if not is_of_trace and not any(part in str(error) for part in _TEXTS):
+            return None
+        op = "" if is_of_trace else "the function"
+        failed = Failed(error, op, line, (), ())
+    return failed.refused(fusion)
+
+
+def users(frames: types.TracebackType | None) -> types.TracebackType | None:
+    """What of a traceback is the user's."""
+    if frames is None:
+        return None
+    rest = users(frames.tb_next)
+    if frames.tb_frame.f_code.co_filename.startswith(OWN):
+        return rest
+    return types.TracebackType(rest, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
+
+
+def _is_of_attention(error: Exception) -> bool:
+    """Whether Lawson's attention, called while a fusion is traced, raised it."""
+    own = os.path.dirname(__file__)
+    frames, found = error.__traceback__, False
+    while frames is not None:
+        folder, name = os.path.split(frames.tb_frame.f_code.co_filename)
+        found = found or (folder == own and name.startswith(("_attention", "_sdpa")))
+        frames = frames.tb_next
+    return found
+
+
+# ---- PyTorch's log -----------------------------------------------------------------------------
+
+
+class _Quiet(logging.Filter):
+    """Leaves out what fake tensors log before they raise, in threads that trace a fusion."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on = threading.local()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        is_on = getattr(self.on, "count", 0) > 0
+        return not (is_on and str(record.msg).startswith("failed while attempting to run meta"))
+
+
+_quiet = _Quiet()
+logging.getLogger(fake_tensor.__name__).addFilter(_quiet)
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """The error is raised, and says it all; its log would say it before, once more."""
+    on = _quiet.on
+    on.count = getattr(on, "count", 0) + 1
+    try:
+        yield
+    finally:
+        on.count -= 1
+
+
+# ---- sizes that are to stay open ---------------------------------------------------------------
+
+
+def check_dynamic(fusion: str, label: str, shape: Sequence[Any]) -> None:
+    """Refuses sizes that ``dynamic_shapes`` of an export asks to keep open. (``Dim.AUTO`` does not.)
+
+    Raises ``UnsupportedError`` with the dim, and its name.
+    """
+    if not torch.compiler.is_exporting():
+        return
+    for dim, size in enumerate(shape):
+        name = _dynamic_dim(size) if isinstance(size, torch.SymInt) else None
+        if name is not None:
+            raise UnsupportedError(
+                f"unsupported: fusion '{fusion}': argument '{label}': dim {dim} depends on {name}, "
+                "which dynamic_shapes keeps open, and a fusion is a kernel for the sizes that it "
+                "is traced with\n"
+                "  nearest supported form: an export for each size, without this dim in "
+                "dynamic_shapes (or with Dim.AUTO for it); this part outside of the fusion"
+            )
+
+
+def _dynamic_dim(size: torch.SymInt) -> str | None:
+    """``dim 'batch'``, or ``L['x'].size()[0]`` where it has no name; None: it need not stay open."""
+    env: Any = size.node.shape_env
+    if env is None:
+        return None
+    kept: dict[str, None] = {}
+    for fake in getattr(env, "tracked_fakes", None) or ():
+        limits = getattr(fake.symbolic_context, "constraint_sizes", None) or ()
+        for i, limit in enumerate(limits):
+            if limit is not None and not limit.warn_only:
+                kept[f"{_text(fake.source)}.size()[{i}]"] = None
+    for symbol in sorted(size.node.expr.free_symbols, key=str):
+        for source in env.var_to_sources.get(symbol, ()):
+            text = _text(source)
+            if text in kept:
+                name = env.source_name_to_debug_name.get(text)
+                return text if name is None else f"dim '{name}'"
+    return None
+
+
+def _text(source: Any) -> str:
+    name = source.name  # a method in older versions
+    return str(name() if callable(name) else name)

@@ -1,0 +1,408 @@
+"""What a marked function, its arguments or its settings may not be: one typed error that says which."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import re
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import lawson
+import lawson.torch as lt
+from lawson.torch import Fusion, fusion, inspect
+from new_process import in_new_process
+
+cpu = functools.partial(fusion, engines=["cpu"])
+torch.manual_seed(3)
+X, W, B = torch.randn(4, 8), torch.randn(8, 4), torch.randn(4)
+
+
+def close(got: Any, want: Any) -> None:
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def refused(kind: type[lawson.Error], function: Callable[..., Any], *args: Any) -> str:
+    """What a call of the function as fusion says."""
+    with pytest.raises(kind) as caught:
+        cpu(function)(*args)
+    return str(caught.value)
+
+
+# ---- operands that do not fit ------------------------------------------------------------------
+
+UNFIT: dict[str, tuple[Callable[..., Any], tuple[Any, ...], tuple[str, ...]]] = {
+    "matmul": (lambda a, b: a @ b, (X, X), ("f32[4, 8], f32[4, 8]", "reduction dim")),
+    "add": (lambda a, b: a + b, (X, B[:3]), ("f32[4, 8], f32[3]", "broadcast")),
+    "cat": (lambda a, b: torch.cat([a, b]), (X, W), ("f32[4, 8], f32[8, 4]",)),
+    "linear": (lambda a: F.linear(a, a.t()), (X,), ("f32[4, 8], f32[8, 4]",)),
+    "view": (lambda a: a.view(3, 3), (X,), ("f32[4, 8]", "[3, 3]")),
+    "sum": (lambda a: a.sum(5), (X,), ("f32[4, 8]", "got 5")),
+    "__getitem__": (lambda a: a[:, 9], (X,), ("f32[4, 8]", "index 9 is out of bounds")),
+    "mean": (lambda a: a.mean(), (X.long(),), ("i64[4, 8]",)),
+    "mul": (lambda a: a * (1 << 70), (X,), ("f32[4, 8]",)),
+}
+
+
+@pytest.mark.parametrize("name", UNFIT)
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_operands_that_do_not_fit(
+    name: str, needs_grad: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    function, args, words = UNFIT[name]
+    given = [a.clone().requires_grad_(needs_grad and a.is_floating_point()) for a in args]
+    with pytest.raises(Exception) as plain:
+        function(*given)
+    caplog.set_level(logging.ERROR)
+    text = refused(lawson.InvalidArgumentError, function, *given)
+    first, operands = text.split("\n  operands: ")
+    line = f"test_torch_fusion_refusals.py:{function.__code__.co_firstlineno}"
+    assert re.match(rf"fusion 'lambda': torch[.\w]*\.{name} at {re.escape(line)}: ", first), text
+    assert words[0] == operands and all(w in text for w in words), text
+    assert not caplog.records
+    if not isinstance(plain.value, OverflowError):  # code that expects PyTorch's error gets it
+        with pytest.raises(type(plain.value)):
+            cpu(function)(*given)
+
+
+def test_the_error_of_a_call_is_one_and_has_the_users_frames() -> None:
+    def helper(x: Tensor) -> Tensor:
+        return x @ x
+
+    with pytest.raises(lawson.InvalidArgumentError) as caught:
+        cpu(lambda x: helper(x) * 2)(X)
+    error = caught.value
+    assert error.__cause__ is None and error.__suppress_context__
+    assert [e.name for e in caught.traceback][-2:] == ["<lambda>", "helper"]
+
+
+def test_nothing_is_logged_for_fusions_alone() -> None:
+    code = """
+import sys, torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+from lawson.torch import fusion
+x = torch.ones(4, 8)
+try:
+    fusion(lambda x: x @ x, engines=["cpu"])(x)
+except ValueError:
+    print("", file=sys.stderr, end="")
+with FakeTensorMode() as mode:
+    y = mode.from_tensor(x)
+    try:
+        y @ y
+    except RuntimeError:
+        print("logged", file=sys.stderr)
+"""
+    done = in_new_process(f"import contextlib, io, sys\nsys.stderr = sys.stdout\n{code}")
+    assert done.count("failed while attempting to run meta") == 1 and done.endswith("logged\n")
+
+
+def test_errors_of_the_function_itself_are_left() -> None:
+    def checked(x: Tensor) -> Tensor:
+        if x.shape[0] != 3:
+            raise ValueError("mine")
+        return x
+
+    def wrapped(x: Tensor) -> Tensor:
+        try:
+            return x @ x
+        except RuntimeError as error:
+            raise KeyError("of it") from error
+
+    def caught(x: Tensor) -> Tensor:
+        try:
+            return x @ x
+        except RuntimeError:
+            return x * 3
+
+    for function, kind in ((checked, ValueError), (wrapped, KeyError)):
+        with pytest.raises(kind) as found:
+            cpu(function)(X)
+        assert not isinstance(found.value, lawson.Error)
+    close(cpu(caught)(X), X * 3)
+    with pytest.raises(AssertionError, match="three"):
+        cpu(lambda x: torch._assert(x.shape[0] == 3, "three"))(X)
+
+
+def test_tensors_on_two_devices_inside() -> None:
+    text = refused(lawson.UnsupportedError, lambda x: x * torch.ones(8, device="meta"), X)
+    assert "torch.Tensor.mul at" in text and "its tensors are on cpu, meta" in text
+
+
+# ---- values ------------------------------------------------------------------------------------
+
+
+def positive(x: Tensor) -> Tensor:
+    if x.sum() > 0:
+        return x * 2
+    return x
+
+
+BRANCH, NUMBER = "cannot branch on them", "cannot make Python numbers"
+SHAPE = "the shape of its result depends on values"
+READS: dict[str, tuple[Callable[..., Any], str]] = {
+    "Tensor.__bool__": (positive, BRANCH),
+    "Tensor.__bool__ ": (lambda x: max(x[0, 0], x[0, 1]), BRANCH),
+    "Tensor.__bool__  ": (lambda x: x > 0 and x < 1, BRANCH),
+    "torch.allclose": (lambda x: x if torch.allclose(x, x) else -x, BRANCH),
+    "Tensor.item": (lambda x: x * x.sum().item(), NUMBER),
+    "Tensor.item ": (lambda x: x * x.tolist()[0][0], NUMBER),
+    "Tensor.__float__": (lambda x: x * float(x[0, 0]), NUMBER),
+    "Tensor.__int__": (lambda x: x * int(x[0, 0]), NUMBER),
+    "Tensor.__index__": (lambda x: x[: x[0].argmax()], "depends on values"),
+    "Tensor.numpy": (lambda x: x * x.numpy()[0], NUMBER),
+    "Tensor.__format__": (lambda x: print(f"{x.sum():.3f}"), NUMBER),
+    "torch.tensor": (lambda x: torch.tensor([x[0, 0], x[0, 1]]), "torch.stack"),
+    "Tensor.nonzero": (lambda x: x.nonzero(), SHAPE),
+    "Tensor.__getitem__": (lambda x: x[x > 0], SHAPE),
+    "torch.functional.unique": (lambda x: torch.unique(x), SHAPE),
+    "torch.where": (lambda x: torch.where(x > 0), SHAPE),
+}
+
+
+@pytest.mark.parametrize("name", READS)
+def test_what_depends_on_values(name: str) -> None:
+    function, words = READS[name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error" if "__" in name else "default")
+        text = refused(lawson.UnsupportedError, function, X)
+    first, nearest = text.splitlines()
+    line = function.__code__.co_firstlineno + (function is positive)
+    assert f"fusion '{'positive' if function is positive else 'lambda'}': torch" in first, text
+    assert name.strip() in first or name == "Tensor.__index__", text
+    assert f" at test_torch_fusion_refusals.py:{line}: " in first and words in text, text
+    assert nearest.startswith("  nearest supported form: ")
+
+
+def test_values_that_the_function_did_without() -> None:
+    def quietly(x: Tensor) -> Tensor:
+        try:
+            return x if x.sum() > 0 else -x
+        except Exception:
+            return x * 3  # which no call without a fusion gets to
+
+    assert BRANCH in refused(lawson.UnsupportedError, quietly, X)
+
+
+def test_an_op_without_fake_tensors() -> None:
+    with torch.library._scoped_library("lawson_refusals", "DEF") as library:
+        library.define("own(Tensor x) -> Tensor")
+        library.impl("own", lambda x: x.clone(), "CPU")
+        text = refused(lawson.UnsupportedError, lambda x: torch.ops.lawson_refusals.own(x), X)
+    assert "lawson_refusals.own" in text and "register_fake" in text
+
+
+def test_calls_that_a_trace_cannot_have() -> None:
+    compiled = torch.compile(lambda x: x * 2, backend="eager")
+    for function, words in (
+        (lambda x: torch.add(x, 1, out=torch.empty_like(x)), "out= writes into a tensor"),
+        (lambda x: __import__("copy").deepcopy(x), "Tensor.clone()"),
+        (lambda x: compiled(x), "torch.compile around the fusion"),
+    ):
+        assert words in refused(lawson.UnsupportedError, function, X)
+    assert "torch.compile around the fusion" in refused(lawson.UnsupportedError, compiled, X)
+    with pytest.raises(lawson.UnsupportedError, match="symbolic_trace"):
+        torch.fx.symbolic_trace(lambda x: cpu(torch.sin)(x))
+
+
+# ---- attention ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("engine", [None, "cpu"])
+@pytest.mark.parametrize("which", ["attention", "scaled_dot_product_attention"])
+def test_attention_is_no_part_of_a_fusion(
+    engine: str | None, which: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LAWSON_ENGINE", raising=False)
+    call, q = getattr(lt, which), torch.randn(1, 2, 8, 8)
+    keywords = {} if which != "attention" or engine is None else {"engine": engine}
+    text = refused(lawson.UnsupportedError, lambda q: call(q, q, q, **keywords) * 2, q)
+    assert "attention is a kernel of its own, and no part of a fusion" in text
+    assert "nearest supported form: lawson.torch.attention beside the fusion" in text
+    assert " at test_torch_fusion_refusals.py:" in text
+
+
+# ---- export with sizes that stay open ----------------------------------------------------------
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+
+    @cpu
+    def tanh(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.linear(x))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tanh(x.reshape(-1, 8) * 2)
+
+
+DIM = torch.export.Dim
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("dim", ["batch", "DYNAMIC", "AUTO", "none"])
+def test_export_with_dynamic_shapes(dim: str, strict: bool) -> None:
+    model, x = Model(), torch.randn(3, 2, 8)
+    kept: Any = DIM("batch") if dim == "batch" else getattr(DIM, dim, None)
+    export = functools.partial(
+        torch.export.export, model, (x,), dynamic_shapes={"x": {0: kept}}, strict=strict
+    )
+    if dim in ("AUTO", "none"):  # the sizes become constants
+        close(export().module()(x), model(x))
+        return
+    name = "dim 'batch'" if dim == "batch" else "size()[0]"
+    with pytest.raises(lawson.UnsupportedError) as caught:
+        export()
+    text = str(caught.value)
+    assert "fusion 'Model.tanh'" in text and "dim 0 depends on " in text and name in text, text
+    assert "an export for each size" in text
+
+
+# ---- settings, and what is marked --------------------------------------------------------------
+
+
+def test_settings_that_there_are_none_of() -> None:
+    for call in (fusion, functools.partial(fusion, positive)):
+        with pytest.raises(TypeError, match=r"setting 'engine'; did you mean 'engines='\?"):
+            call(engine="cpu")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"setting 'dtype'; its settings: policy, tuning, engines"):
+        fusion(dtype=torch.float16)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"'cpu' is not callable; settings are keywords"):
+        fusion("cpu")  # type: ignore[arg-type]
+
+
+def test_what_cannot_be_marked() -> None:
+    for kind in (staticmethod, classmethod):
+        with pytest.raises(TypeError, match=f"@{kind.__name__} goes above @fusion"):
+            cpu(kind(positive))
+    with pytest.raises(TypeError, match="Model is a class; mark its forward method"):
+        cpu(Model)
+    assert isinstance(cpu(Model()), Fusion)
+
+    class Holder:
+        @staticmethod
+        @cpu
+        def twice(x: Tensor) -> Tensor:
+            return x * 2
+
+    close(Holder.twice(X), X * 2)
+    close(Holder().twice(X), X * 2)
+
+
+def test_every_refusal_names_the_fusion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LAWSON_ENGINE", raising=False)
+
+    def named(x: Tensor) -> Tensor:
+        return x @ x.t()
+
+    many = torch.randn(300, 300)
+    for settings in (
+        {},
+        {"engines": ["cudnn"]},
+        {"engines": ["cpu", "reference"]},
+        {"engines": ["cpu"], "target": "h200"},
+        {"engines": ["cpu"], "workspace_limit": 0},
+    ):
+        with pytest.raises(lawson.Error, match="fusion 'named'"):
+            fusion(named, **settings)(many)  # type: ignore[arg-type]
+        with pytest.raises(lawson.Error, match="fusion 'named'"):
+            inspect(fusion(named, **settings))(many)  # type: ignore[arg-type]
+
+
+# ---- arguments and results ---------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Pair:
+    a: Any
+    b: Any
+
+
+@dataclasses.dataclass
+class Known:
+    a: Any
+    b: Any
+
+
+torch.export.register_dataclass(Known)
+
+
+def test_results_that_are_no_tensors_are_named() -> None:
+    for function, words in (
+        (lambda x: (x * 2, None), r"result \[1\] is None"),
+        (lambda x: {"y": x, "n": 3}, r"result \['n'\] is 3 \(int\)"),
+        (lambda x: None, "it is None"),
+        (lambda x: Pair(x, x), r"it is Pair.*register_dataclass"),
+    ):
+        text = refused(lawson.UnsupportedError, function, X)
+        assert re.search(words, text.replace("\n", " ")), text
+    got = cpu(lambda pair: Known(pair.a * 2, pair.b + 1))(Known(X, X))
+    assert type(got) is Known
+    close([got.a, got.b], [X * 2, X + 1])
+
+
+def test_arguments_that_are_no_settings_are_named() -> None:
+    for value in ({1, 2}, Pair(X, X), bytearray(2)):
+        kind = type(value).__name__
+        text = refused(lawson.InvalidArgumentError, lambda x, s: x, X, value)
+        assert f"argument s is {kind}, which is not hashable" in text
+    lazily = torch.randn(3, dtype=torch.complex64).conj().imag
+    assert "argument 'x' is a lazily negated" in refused(
+        lawson.UnsupportedError, lambda x: x * 2, lazily
+    )
+
+
+def test_the_nearest_op_is_near() -> None:
+    text = refused(lawson.UnsupportedError, lambda x: torch.einsum("ii->i", x), X[:, :4])
+    assert "aten.diagonal" in text and "this part outside of the fusion" in text
+
+
+# ---- what once was wrong -----------------------------------------------------------------------
+
+EMPTY: dict[str, Callable[[Tensor], Tensor]] = {
+    "mean": lambda x: x.mean(0), "mean of all": lambda x: x.mean() * 2,
+    "mean of rows": lambda x: x.mean(1), "any": lambda x: (x > 0).any(0),
+    "all": lambda x: (x > 0).all(0), "sum": lambda x: x.sum(0), "prod": lambda x: x.prod(0),
+    "softmax": lambda x: x.softmax(0), "log_softmax": lambda x: x.log_softmax(1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", EMPTY)
+def test_reductions_of_nothing(name: str) -> None:
+    x = torch.randn(0, 3)
+    got, want = cpu(EMPTY[name])(x), EMPTY[name](x)
+    assert (got.dtype, got.shape) == (want.dtype, want.shape)
+    close(got, want)
+
+
+def test_a_fusion_where_dynamo_breaks_the_graph() -> None:
+    scale = nn.Parameter(torch.randn(4))
+    printed: list[str] = []
+
+    @cpu
+    def noisy(x: Tensor, *, factor: float) -> Tensor:
+        printed.append(repr(len(printed)))
+        torch._dynamo.graph_break()
+        return torch.tanh(x @ W) * scale * factor
+
+    branches = cpu(positive)
+
+    @torch.compile(backend="aot_eager")
+    def model(x: Tensor) -> Tensor:
+        return noisy(x + 1, factor=3.0) * 2
+
+    want = torch.tanh((X + 1) @ W) * scale * 6
+    close(model(X), want)
+    (got,) = torch.autograd.grad(model(X).sin().sum(), scale)
+    close(got, torch.autograd.grad(want.sin().sum(), scale)[0])
+    with pytest.raises(lawson.UnsupportedError, match=BRANCH):
+        torch.compile(lambda x: branches(x) * 2, backend="aot_eager")(X)
