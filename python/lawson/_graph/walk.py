@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from lawson._errors import UnsupportedError
+from lawson._graph.refusals import unsupported
 from lawson._graph.shapes import results_of, types_of
 from lawson._graph.values import Const, Emitter, Operand, Value
 
@@ -54,11 +55,8 @@ class Walk:
         self._op = ""  # the framework's name of what is being translated
 
     def refuse(self, what: str, nearest: str) -> NoReturn:
-        where = f" at {self.emit.source}" if self.emit.source else ""
-        raise UnsupportedError(
-            f"unsupported: fusion '{self.fusion}': {self._op}{where}: {what}\n"
-            f"  nearest supported form: {nearest}"
-        )
+        source = self.emit.source
+        raise UnsupportedError(unsupported(self.fusion, self._op, source, what, nearest))
 
     def rounds_gradient(self, what: str) -> None:
         """The framework's derivative of this is not that of the graph's op."""

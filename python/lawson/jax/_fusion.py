@@ -11,19 +11,20 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Never
 
 import jax
 import jax.export
 import numpy as np
 
 from lawson import _settings
-from lawson._errors import InvalidArgumentError
+from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson._inspection import AttentionInspection, Inspection
 from lawson.jax import _jax, _runtime
 from lawson.jax._attention_inspect import inspect_attention, is_attention
 from lawson.jax._fusion_primitive import bind, compiled
 from lawson.jax._fusion_program import Program, Settings, traced
+from lawson.jax._trace_refusals import refused
 
 _KEPT = 256  # signatures of one fusion
 
@@ -46,8 +47,7 @@ class Fusion:
     """A marked function. Call it like the function; see ``fusion``."""
 
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
-        if not callable(function):
-            raise TypeError(f"fusion: {function!r} is not callable")
+        _settings.marked(function)
         self._function = function
         self._settings = settings
         self._lock = threading.Lock()
@@ -136,7 +136,15 @@ class Fusion:
             count = len(operands) + len(fixed)
             leaves = [fixed[i] if i in fixed else next(given) for i in range(count)]
             args, kwargs = jax.tree.unflatten(tree, leaves)
-            results, out_tree = jax.tree.flatten(self._function(*args, **kwargs))
+            try:
+                given_back = self._function(*args, **kwargs)
+            except Exception as error:
+                said = refused(error, self.__name__)
+                if said is None:
+                    raise
+                raise said from None
+            results, out_tree = jax.tree.flatten(given_back)
+            self._check_results(given_back)
             return results
 
         jaxpr, arrays = traced(flat, avals)
@@ -145,6 +153,18 @@ class Fusion:
         if program.out_avals:
             _ = program.trace  # ops outside of the set are refused where the function is called
         return _Traced(program, tuple(arrays), out_tree)
+
+    def _check_results(self, results: Any) -> None:
+        for path, leaf in jax.tree_util.tree_flatten_with_path(results)[0]:
+            is_number = isinstance(leaf, (bool, int, float, complex))
+            if not is_array(leaf) and not is_number and not hasattr(leaf, "__jax_array__"):
+                where = f"result {jax.tree_util.keystr(path)}" if path else "it"
+                raise UnsupportedError(
+                    f"unsupported: fusion '{self.__name__}': a result is no array: {where} is "
+                    f"{_settings.shown(leaf)} ({type(leaf).__name__})\n"
+                    "  nearest supported form: results that are arrays, in tuples, lists, dicts, "
+                    "and in classes that jax.tree_util knows"
+                )
 
     def _label(self, path: Sequence[Any]) -> str:
         """``x``, ``params.w``: the parameter of the function, and the way to the leaf."""
@@ -169,6 +189,7 @@ def fusion(
     deadline_ms: float = 0.0,
     strict: bool = False,
     definition: bool = False,
+    **unknown: Never,
 ) -> Any:
     """Marks a function: it becomes one kernel, or an error that says why not.
 
@@ -195,12 +216,15 @@ def fusion(
         computation. For reading; XLA spends time on compiling it.
 
     Raises:
-      UnsupportedError: where it is called: an op outside the set, with the line of code. When it is
-        lowered: it does not fuse, with every reason and the nearest supported form; a platform
+      UnsupportedError: where it is called: an op outside the set, or what depends on values, with
+        the line of code. When it is lowered: it does not fuse, with every reason and the nearest supported form; a platform
         without the engine, with how to name another one.
       UnavailableError: no GPU, or no cuDNN.
-      InvalidArgumentError: a setting that is none, or an argument that is no array.
+      InvalidArgumentError: a value that a setting does not take, an argument that is no array, or
+        operands that do not fit, with the line of code.
+      TypeError: no function, or a setting that there is none of.
     """
+    _settings.known(fusion, unknown)
     settings = Settings(
         policy=_settings.policy(policy),
         tuning=_settings.tuning(tuning),
@@ -217,13 +241,19 @@ def fusion(
     return Fusion(function, settings)
 
 
-def cudnn_fusion(function: Callable[..., Any]) -> Any:
+def cudnn_fusion(function: Callable[..., Any] | None = None, **unknown: Never) -> Any:
     """A drop-in for JAX's internal decorator of this name: one cuDNN kernel, or an error.
 
     ``fusion(function, definition=True)``: the lowered module has the function's StableHLO as the
     called computation, as that decorator's has. (LAWSON_ENGINE of the environment may name another
     engine; nothing else does.)
     """
+    if function is None or unknown:
+        given = ", ".join(f"{name}=" for name in unknown) or "nothing"
+        raise TypeError(
+            f"cudnn_fusion takes the function and no settings, here {given}; "
+            'lawson.jax.fusion takes settings: @fusion(engines=["cpu"])'
+        )
     return fusion(function, definition=True)
 
 

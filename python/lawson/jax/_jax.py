@@ -28,6 +28,9 @@ eval_jaxpr = _core.eval_jaxpr
 jaxpr_as_function = _core.jaxpr_as_fun
 
 
+# Lines of code are those of who calls Lawson.
+_source_info.register_exclusion(os.path.dirname(os.path.dirname(__file__)) + os.sep)
+
 # ---- jaxprs ------------------------------------------------------------------------------------
 
 

@@ -21,6 +21,7 @@ from lawson._graph.values import Operand, const, dtype_name
 from lawson._graph.walk import Trace
 from lawson.jax import _jax
 from lawson.jax._trace_ops import RULES
+from lawson.jax._trace_refusals import ATTENTION
 
 # What to write instead of a primitive that has no rule.
 _HINTS = {
@@ -96,6 +97,8 @@ class Walk(_walk.Walk):
                 self.refuse(str(error), "a smaller constant")
             return result if isinstance(result, list) else [result]
         inner = nested_jaxpr(eqn)
+        if inner is None and eqn.primitive.name.startswith("lawson_attention"):
+            self.refuse(*ATTENTION)
         if inner is None:
             self.refuse("not one of Lawson's ops", nearest_form(eqn.primitive.name))
         jaxpr, consts = inner

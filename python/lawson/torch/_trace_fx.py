@@ -27,7 +27,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from lawson._errors import UnsupportedError
-from lawson.torch._trace_refusals import OWN, WRITES, Failed, quiet, refused, users
+from lawson._graph import refusals
+from lawson.torch._trace_refusals import OWN, WRITES, Failed, quiet, refused
 
 T = TypeVar("T")
 
@@ -310,7 +311,7 @@ def _traced(
         said = refused(error, lines.failed, name, lines.line)
         if said is None:
             raise
-        raise said.with_traceback(users(error.__traceback__)) from None
+        raise said.with_traceback(refusals.users(error.__traceback__, OWN)) from None
     if lines.read is not None:  # and the function went another way than it would have gone
         said = lines.read.refused(name)
         assert said is not None

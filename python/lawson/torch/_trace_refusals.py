@@ -12,7 +12,6 @@ import dataclasses
 import logging
 import os
 import threading
-import types
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -21,6 +20,7 @@ from torch._subclasses import fake_tensor
 from torch.utils import _pytree as pytree
 
 from lawson._errors import Error, InvalidArgumentError, UnsupportedError
+from lawson._graph import refusals
 from lawson.torch._trace_dtypes import dtype_name
 
 # Frames that are not the user's.
@@ -29,27 +29,12 @@ OWN = (
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
     "<",
 )
-ATTENTION = (
-    "attention is a kernel of its own, and no part of a fusion",
-    "lawson.torch.attention beside the fusion: one fusion before it, another one behind it",
-)
+ATTENTION = refusals.attention("lawson.torch.attention")
 WRITES = "the write outside of the fusion: return the new value, and copy it there"
 
-_OUTSIDE = "this part outside of the fusion"
-_UNKNOWN = "depends on values, which are not known while tracing"
-_BRANCH = (
-    f"it {_UNKNOWN}: a fusion cannot branch on them",
-    f"torch.where over both cases; or {_OUTSIDE}",
-)
-_NUMBER = (
-    f"it {_UNKNOWN}: a fusion cannot make Python numbers, arrays or text of them",
-    f"the tensor itself in the place of the number; or {_OUTSIDE}",
-)
-_SHAPE = (
-    f"the shape of its result {_UNKNOWN}",
-    f"torch.where with the condition, which keeps the shape; or {_OUTSIDE}",
-)
-_READS_INSIDE = (f"it {_UNKNOWN}", _OUTSIDE)
+_BRANCH = refusals.branch("torch.where")
+_NUMBER = refusals.number("tensor")
+_SHAPE = refusals.shape("torch.where")
 # The calls that read values, by the last part of their names.
 _READS = {
     "__bool__": _BRANCH, "__contains__": _BRANCH, "_assert": _BRANCH, "_assert_async": _BRANCH,
@@ -116,12 +101,14 @@ class Failed:
         error, text = self.error, str(self.error)
         if isinstance(error, fake_tensor.UnsupportedOperatorException):
             what = "it has no implementation for fake tensors, which a trace needs"
-            return self._unsupported(fusion, what, f"torch.library.register_fake; or {_OUTSIDE}")
+            return self._unsupported(
+                fusion, what, f"torch.library.register_fake; or {refusals.OUTSIDE}"
+            )
         if isinstance(error, fake_tensor.DynamicOutputShapeException):
             return self._unsupported(fusion, *_SHAPE)
         read = _READS.get(self.op.rpartition(".")[2])
         if isinstance(error, fake_tensor.DataDependentOutputException):
-            return self._unsupported(fusion, *(read or _READS_INSIDE))
+            return self._unsupported(fusion, *(read or refusals.READ))
         if self._text is not None:
             return self._unsupported(fusion, *self._text)
         if read is _BRANCH and "is ambiguous" in text:
@@ -132,12 +119,9 @@ class Failed:
         if isinstance(error, _OF_INPUT):
             operands = f"\n  operands: {', '.join(self.operands)}" if self.operands else ""
             kind = OperandIndexError if isinstance(error, IndexError) else OperandError
-            return kind(f"fusion '{fusion}': {self.op}{self._at}: {_sentence(error)}{operands}")
+            at = f" at {self.line}" if self.line else ""
+            return kind(f"fusion '{fusion}': {self.op}{at}: {_sentence(error)}{operands}")
         return None
-
-    @property
-    def _at(self) -> str:
-        return f" at {self.line}" if self.line else ""
 
     def _unsupported(self, fusion: str, what: str, nearest: str) -> UnsupportedError:
         inner = getattr(self.error, "func", None)
@@ -145,10 +129,7 @@ class Failed:
         if inner is not None:
             name = str(inner).removesuffix(".default")
             op = f"{op} ({name})" if op else name
-        return UnsupportedError(
-            f"unsupported: fusion '{fusion}': {op}{self._at}: {what}\n"
-            f"  nearest supported form: {nearest}"
-        )
+        return UnsupportedError(refusals.unsupported(fusion, op, self.line, what, nearest))
 
 
 def _sentence(error: Exception) -> str:
@@ -170,11 +151,7 @@ def refused(error: Exception, failed: Failed | None, fusion: str, line: str) -> 
     if isinstance(error, Error):
         if not _is_of_attention(error):
             return None
-        at = f" at {line}" if line else ""
-        return UnsupportedError(
-            f"unsupported: fusion '{fusion}': attention{at}: {ATTENTION[0]}\n"
-            f"  nearest supported form: {ATTENTION[1]}"
-        )
+        return UnsupportedError(refusals.unsupported(fusion, "attention", line, *ATTENTION))
     if failed is None or failed.error is not error:
         # not of a call: an op of a graph that is run, or what a function of PyTorch's does itself
         is_of_trace = isinstance(error, (*_VALUES, fake_tensor.UnsupportedOperatorException))
@@ -183,16 +160,6 @@ def refused(error: Exception, failed: Failed | None, fusion: str, line: str) -> 
         op = "" if is_of_trace else "the function"
         failed = Failed(error, op, line, (), ())
     return failed.refused(fusion)
-
-
-def users(frames: types.TracebackType | None) -> types.TracebackType | None:
-    """What of a traceback is the user's."""
-    if frames is None:
-        return None
-    rest = users(frames.tb_next)
-    if frames.tb_frame.f_code.co_filename.startswith(OWN):
-        return rest
-    return types.TracebackType(rest, frames.tb_frame, frames.tb_lasti, frames.tb_lineno)
 
 
 def _is_of_attention(error: Exception) -> bool:
