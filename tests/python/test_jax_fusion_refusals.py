@@ -101,6 +101,11 @@ def test_attention_is_no_part_of_a_fusion() -> None:
         assert "lawson.jax.attention beside the fusion" in text
 
 
+def test_the_nearest_form_is_near() -> None:
+    text = refused(lawson.UnsupportedError, lambda x: jnp.arccos(x), X)
+    assert "acos at" in text and "the angle outside of the fusion" in text  # which is no cosine
+
+
 def test_settings_that_there_are_none_of() -> None:
     with pytest.raises(TypeError, match=r"setting 'engine'; did you mean 'engines='\?"):
         fusion(engine="cpu")  # type: ignore[arg-type]

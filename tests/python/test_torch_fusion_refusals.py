@@ -362,8 +362,23 @@ def test_arguments_that_are_no_settings_are_named() -> None:
 
 
 def test_the_nearest_op_is_near() -> None:
-    text = refused(lawson.UnsupportedError, lambda x: torch.einsum("ii->i", x), X[:, :4])
-    assert "aten.diagonal" in text and "this part outside of the fusion" in text
+    for function, op, nearest in (
+        (lambda x: torch.einsum("ii->i", x), "aten.diagonal", "torch.eye"),
+        (lambda x: x.acos(), "aten.acos", "the angle outside"),  # which is no cosine
+        (lambda x: torch.hypot(x, x), "aten.hypot", "torch.sqrt(x * x + y * y)"),
+        (lambda x: F.cross_entropy(x, torch.arange(4)), "aten.gather", "torch.where(index =="),
+        (
+            lambda x: x + torch.randn(4, generator=torch.Generator()),
+            "torch.randn",
+            "as an argument",
+        ),
+        (lambda x: torch.cdist(x, x), "aten._cdist_forward", "split in two fusions"),
+    ):
+        text = refused(lawson.UnsupportedError, function, X[:, :4])
+        assert op in text and nearest in text, text
+    index = torch.tensor([3, 0, 7, 1])  # what is told instead of a gather
+    got = cpu(lambda x, i: torch.where(i[:, None] == torch.arange(8), x, 0).sum(-1))(X, index)
+    close(got, X.gather(1, index[:, None])[:, 0])
 
 
 # ---- what once was wrong -----------------------------------------------------------------------

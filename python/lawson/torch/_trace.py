@@ -8,7 +8,6 @@ names it, the line of the user's code, and what could be written instead.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ _HINTS = {
     "cumprod": "the cumulative product outside of the fusion",
     "embedding": "the embedding outside of the fusion; or a product with a one-hot matrix",
     "index": "a slice with constant bounds; or the indexing outside of the fusion",
-    "gather": "a slice with constant bounds; or the gather outside of the fusion",
+    "gather": "a slice with constant bounds; torch.where(index == torch.arange(n), x, 0).sum(-1); or the gather outside of the fusion",
     "scatter": "torch.where with torch.arange; or the scatter outside of the fusion",
     "flip": "the flip outside of the fusion",
     "sort": "the sort outside of the fusion", "topk": "torch.topk outside of the fusion",
@@ -38,7 +37,12 @@ _HINTS = {
     "normal": "random numbers as an argument", "uniform": "random numbers as an argument",
     "copy_": WRITES,
     "_to_copy": "the copy to another device outside of the fusion",
-    "atan": "the angle outside of the fusion", "sinh": "(exp(x) - exp(-x)) / 2",
+    "atan": "the angle outside of the fusion", "acos": "the angle outside of the fusion",
+    "asin": "the angle outside of the fusion", "hypot": "torch.sqrt(x * x + y * y)",
+    "exponential": "random numbers as an argument",
+    "native_group_norm": "torch.nn.functional.layer_norm of the groups; or the normalisation outside of the fusion",
+    "diagonal": "a product with torch.eye, and a sum; or the diagonal outside of the fusion",
+    "sinh": "(exp(x) - exp(-x)) / 2",
     "cosh": "(exp(x) + exp(-x)) / 2", "cummax": "the cumulative maximum outside of the fusion",
     "as_strided": "reshape, transpose and slices",
     "scaled_dot_product": "lawson.torch.scaled_dot_product_attention outside of the fusion",
@@ -94,7 +98,7 @@ class Walk(_walk.Walk):
         if function is None and _schema_name(node.target).startswith("lawson::attention"):
             self.refuse(*ATTENTION)
         if function is None:
-            self.refuse("not one of Lawson's ops", nearest_form(node.target, RULES))
+            self.refuse("not one of Lawson's ops", nearest_form(node.target))
         args = torch.fx.map_arg(node.args, given)
         kwargs = torch.fx.map_arg(node.kwargs, given)
         try:
@@ -145,16 +149,12 @@ def _schema_name(target: Any) -> str:
     return str(target._schema.name)
 
 
-def nearest_form(target: Any, rules: Any) -> str:
+def nearest_form(target: Any) -> str:
     """What to write instead of an op without a rule."""
     name = _schema_name(target).removeprefix("aten::")
     for start, hint in sorted(_HINTS.items(), key=lambda item: -len(item[0])):
         if name.startswith(start):
             return hint
-    known = [str(rule).removeprefix("aten::") for rule in rules]
-    near = difflib.get_close_matches(name, known, 1, 0.75)
-    if near:
-        return f"torch.{near[0]}"
     return "this part outside of the fusion, or split in two fusions"
 
 

@@ -49,6 +49,8 @@ _TEXTS: dict[str, tuple[str, str]] = {
     "The tensor has a non-zero number of elements, but its data is not": (
         _NUMBER[0], "torch.stack, which makes a tensor of tensors"),
     "unsupported format string passed to FakeTensor": _NUMBER,
+    "argument of type: <class 'torch._C.Generator'>": (
+        "its result is random", "random numbers as an argument"),
     "Only Tensors created explicitly": ("a tensor that is traced has no copies", "Tensor.clone()"),
     ": functions with out=": ("out= writes into a tensor", "the result as a value"),
     "Detected that you are using FX to symbolically trace a dynamo-optimized": (
