@@ -116,6 +116,14 @@ def test_what_is_no_such_tensor_is_named() -> None:
             attention(q, q, q, **more)
 
 
+def test_strided_nested_tensors_are_not_supported() -> None:
+    dense = torch.randn(1, 2, 1, 8)
+    strided = torch.nested.nested_tensor([torch.randn(2, n, 8) for n in LENGTHS])
+    for three in ((strided, strided, strided), (dense, strided, strided)):
+        with pytest.raises(lawson.UnsupportedError, match="Lawson takes torch.jagged ones"):
+            scaled_dot_product_attention(*three)
+
+
 def test_grouped_heads_are_said() -> None:
     q = jagged(4, 8)
     turned, fewer = q.transpose(1, 2), jagged(2, 8, q).transpose(1, 2)

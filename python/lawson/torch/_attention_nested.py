@@ -69,13 +69,14 @@ def tokens_first(layout: str, given: Mapping[str, Any]) -> list[Any]:
     *_, key, value = given
     found: dict[str, Any] = {}
     for name, x in given.items():
+        if isinstance(x, Tensor) and x.is_nested and x.layout != torch.jagged:
+            raise UnsupportedError(
+                f"{name}: a nested tensor of layout {x.layout}; Lawson takes torch.jagged ones"
+            )
+    for name, x in given.items():
         if not isinstance(x, Tensor) or not x.is_nested:
             raise InvalidArgumentError(
                 f"{name}: is not nested, and another of {', '.join(given)} is; expected all three"
-            )
-        if x.layout != torch.jagged:
-            raise UnsupportedError(
-                f"{name}: a nested tensor of layout {x.layout}; Lawson takes torch.jagged ones"
             )
         if x.dim() != 4:
             raise InvalidArgumentError(
