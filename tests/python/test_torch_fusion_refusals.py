@@ -131,6 +131,11 @@ def test_errors_of_the_function_itself_are_left() -> None:
         cpu(lambda x: torch._assert(x.shape[0] == 3, "three"))(X)
 
 
+def test_layers_that_check_their_arguments() -> None:
+    text = refused(lawson.InvalidArgumentError, nn.RNN(8, 4), torch.randn(2, 2, 2, 8))
+    assert "fusion 'RNN': torch.nn.modules.rnn.RNN.forward: " in text and "got 4D" in text
+
+
 def test_tensors_on_two_devices_inside() -> None:
     text = refused(lawson.UnsupportedError, lambda x: x * torch.ones(8, device="meta"), X)
     assert "torch.Tensor.mul at" in text and "its tensors are on cpu, meta" in text
@@ -199,6 +204,16 @@ def test_an_op_without_fake_tensors() -> None:
     assert "lawson_refusals.own" in text and "register_fake" in text
 
 
+def test_control_flow_of_pytorchs() -> None:
+    def both(x: Tensor) -> Any:
+        return torch.cond(x.sum() > 0, lambda x: x * 2, lambda x: x, (x,))
+
+    text = refused(lawson.UnsupportedError, both, X)
+    assert "cond at test_torch_fusion_refusals.py" in text and "torch.where over both" in text
+    text = refused(lawson.UnsupportedError, lambda x: torch._higher_order_ops.map(torch.sin, x), X)
+    assert "control flow is no part of a fusion" in text and "map around the fusion" in text
+
+
 def test_calls_that_a_trace_cannot_have() -> None:
     compiled = torch.compile(lambda x: x * 2, backend="eager")
     for function, words in (
@@ -265,6 +280,20 @@ def test_export_with_dynamic_shapes(dim: str, strict: bool) -> None:
     text = str(caught.value)
     assert "fusion 'Model.tanh'" in text and "dim 0 depends on " in text and name in text, text
     assert "an export for each size" in text
+
+
+class Sized(Model):
+    def forward(self, x: Tensor, n: Tensor) -> Tensor:  # type: ignore[override]
+        size = n.item()
+        torch._check(size >= 1)
+        torch._check(size <= 4)
+        return self.tanh(x[:size])
+
+
+def test_export_with_sizes_that_are_values() -> None:
+    with pytest.raises(lawson.UnsupportedError, match="dim 0 depends on u0, a value") as caught:
+        torch.export.export(Sized(), (X, torch.tensor(2)))
+    assert "fusion 'Model.tanh': argument 'x'" in str(caught.value)
 
 
 # ---- settings, and what is marked --------------------------------------------------------------

@@ -11,12 +11,14 @@ import contextlib
 import dataclasses
 import logging
 import os
+import re
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils import _pytree as pytree
 
 from lawson._errors import Error, InvalidArgumentError, UnsupportedError
@@ -56,6 +58,7 @@ _TEXTS: dict[str, tuple[str, str]] = {
     "Detected that you are using FX to symbolically trace a dynamo-optimized": (
         "it is compiled by torch.compile", "the function itself; torch.compile around the fusion"),
 }  # fmt: skip
+_CONTROL = re.compile(r"no rule registered for HigherOrderOperator (\w+?)(?:_impl|_stack_output)? ")
 _TWO_DEVICES = "Unhandled FakeTensor Device Propagation"
 _OF_INPUT = (RuntimeError, IndexError, ValueError, OverflowError)
 _VALUES = (fake_tensor.DataDependentOutputException, fake_tensor.DynamicOutputShapeException)
@@ -113,6 +116,12 @@ class Failed:
             return self._unsupported(fusion, *(read or refusals.READ))
         if self._text is not None:
             return self._unsupported(fusion, *self._text)
+        if (found := _CONTROL.search(text)) is not None:
+            near = "torch.where over both cases; or torch.cond" if found[1] == "cond" else found[1]
+            near = f"{near} around the fusion, in which its body may be a fusion"
+            return self._unsupported(fusion, "control flow is no part of a fusion", near)
+        if isinstance(error, NotImplementedError):
+            return self._unsupported(fusion, _sentence(error), refusals.OUTSIDE)
         if read is _BRANCH and "is ambiguous" in text:
             return self._unsupported(fusion, *read)
         if text.startswith(_TWO_DEVICES):
@@ -157,11 +166,24 @@ def refused(error: Exception, failed: Failed | None, fusion: str, line: str) -> 
     if failed is None or failed.error is not error:
         # not of a call: an op of a graph that is run, or what a function of PyTorch's does itself
         is_of_trace = isinstance(error, (*_VALUES, fake_tensor.UnsupportedOperatorException))
-        if not is_of_trace and not any(part in str(error) for part in _TEXTS):
+        is_known = any(part in str(error) for part in _TEXTS)
+        op = "" if is_of_trace else "the function" if is_known else _raised_by(error)
+        if op is None:
             return None
-        op = "" if is_of_trace else "the function"
         failed = Failed(error, op, line, (), ())
     return failed.refused(fusion)
+
+
+def _raised_by(error: Exception) -> str | None:
+    """The layer or function of PyTorch's that checked its arguments; None: it is no such one."""
+    frames = error.__traceback__
+    while frames is not None and frames.tb_next is not None:
+        frames = frames.tb_next
+    if frames is None:
+        return None
+    name = str(frames.tb_frame.f_globals.get("__name__"))
+    is_of_layer = name.startswith(("torch.nn.", "torch.functional", "torch.distributions."))
+    return f"{name}.{frames.tb_frame.f_code.co_qualname}" if is_of_layer else None
 
 
 def _is_of_attention(error: Exception) -> bool:
@@ -209,29 +231,40 @@ def quiet() -> Iterator[None]:
 
 
 def check_dynamic(fusion: str, label: str, shape: Sequence[Any]) -> None:
-    """Refuses sizes that ``dynamic_shapes`` of an export asks to keep open. (``Dim.AUTO`` does not.)
+    """Refuses sizes that ``dynamic_shapes`` of an export asks to keep open (but for ``Dim.AUTO``),
+    and sizes that are values of tensors.
 
     Raises ``UnsupportedError`` with the dim, and its name.
     """
-    if not torch.compiler.is_exporting():
-        return
     for dim, size in enumerate(shape):
-        name = _dynamic_dim(size) if isinstance(size, torch.SymInt) else None
-        if name is not None:
+        said = _open_size(size) if isinstance(size, torch.SymInt) else None
+        if said is not None:
+            what, nearest = said
             raise UnsupportedError(
-                f"unsupported: fusion '{fusion}': argument '{label}': dim {dim} depends on {name}, "
-                "which dynamic_shapes keeps open, and a fusion is a kernel for the sizes that it "
-                "is traced with\n"
-                "  nearest supported form: an export for each size, without this dim in "
-                "dynamic_shapes (or with Dim.AUTO for it); this part outside of the fusion"
+                f"unsupported: fusion '{fusion}': argument '{label}': dim {dim} depends on {what}, "
+                "and a fusion is a kernel for the sizes that it is traced with\n"
+                f"  nearest supported form: {nearest}; this part outside of the fusion"
             )
 
 
-def _dynamic_dim(size: torch.SymInt) -> str | None:
-    """``dim 'batch'``, or ``L['x'].size()[0]`` where it has no name; None: it need not stay open."""
+def _open_size(size: torch.SymInt) -> tuple[str, str] | None:
+    """What it depends on, and what to do; None: it need not stay open."""
     env: Any = size.node.shape_env
     if env is None:
         return None
+    if free_unbacked_symbols(size):
+        return f"{size}, a value that is not known while tracing", "a size that is a constant"
+    name = _dynamic_dim(env, size) if torch.compiler.is_exporting() else None
+    if name is None:
+        return None
+    return (
+        f"{name}, which dynamic_shapes keeps open",
+        "an export for each size, without this dim in dynamic_shapes (or with Dim.AUTO for it)",
+    )
+
+
+def _dynamic_dim(env: Any, size: torch.SymInt) -> str | None:
+    """``dim 'batch'``, or ``L['x'].size()[0]`` where it has no name; None: it need not stay open."""
     kept: dict[str, None] = {}
     for fake in getattr(env, "tracked_fakes", None) or ():
         limits = getattr(fake.symbolic_context, "constraint_sizes", None) or ()
