@@ -7,6 +7,7 @@ operator, and cannot take it apart.
 
 from __future__ import annotations
 
+import collections
 import json
 from typing import Any
 
@@ -16,9 +17,12 @@ from torch._higher_order_ops.base_hop import BaseHOP
 
 from lawson._graph.kernels import Settings
 from lawson.torch._fusion_op import apply
-from lawson.torch._fusion_program import program
+from lawson.torch._fusion_program import Program, program
 from lawson.torch._trace_fx import Spec
 from lawson.torch._trace_refusals import check_dynamic
+
+# Until the backward pass is traced, which may need their functions.
+_kept: collections.deque[Program] = collections.deque(maxlen=64)
 
 
 class _Marked(BaseHOP):
@@ -51,6 +55,7 @@ class _Marked(BaseHOP):
             check_dynamic(said["name"], label, tensor.shape)
         specs = [Spec.of(t) for t in tensors]
         made = program(flat, said["name"], labels, specs, Settings(**settings))
+        _kept.append(made)
         return tuple(apply(made, [*tensors, *made.captured]))
 
 

@@ -41,19 +41,25 @@ def apply(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.Tenso
     core = program.core
     computed = () if core is None else run(core, [tensors[i] for i in program.used])
     results: list[torch.Tensor] = []
-    for output, spec in zip(program.trace.outputs, program.results, strict=True):
+    for i, (output, spec) in enumerate(zip(program.trace.outputs, program.results, strict=True)):
         if output.kind == "graph":
             assert core is not None
             found = computed[output.index]
             if core.results[output.index].stride != spec.stride:  # one value, in two orders
                 found = spec.empty().copy_(found)
-            results.append(found)
+            results.append(_stopped(found) if i in program.stopped else found)
         elif output.kind == "argument":
-            results.append(tensors[output.index])
+            given = tensors[output.index]
+            results.append(_stopped(given) if i in program.stopped else given)
         else:
             assert output.constant is not None
             results.append(spec.empty().fill_(output.constant.value.item()))
     return results
+
+
+def _stopped(result: torch.Tensor) -> torch.Tensor:
+    is_watched = result.requires_grad or torch._C._functorch.peek_interpreter_stack() is not None
+    return result.detach() if is_watched and result.is_floating_point() else result
 
 
 def run(core: Program, tensors: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
@@ -141,7 +147,7 @@ class _Transformed(torch.autograd.Function):
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
         core, *tensors = inputs
-        _keep(ctx, core, tensors, output, [True] * len(output))
+        _keep(ctx, core, tensors, output, [bool(r) for r in core.reach])
 
     backward = _Recorded.backward
 
@@ -228,6 +234,11 @@ def _set_up(ctx: Any, inputs: Any, output: Any) -> None:
     ctx.save_for_backward(*tensors)
     ctx.needed = [t.requires_grad for t in tensors]
     ctx.set_materialize_grads(False)
+    needed = {i for i, n in enumerate(ctx.needed) if n}
+    reach = _program(ctx.text).reach
+    without = [x for x, r in zip(output, reach, strict=True) if r.isdisjoint(needed)]
+    if without:
+        ctx.mark_non_differentiable(*without)
 
 
 def _differentiated(ctx: Any, cotangents: Any) -> Any:

@@ -44,7 +44,8 @@ class Program:
     """Compared by identity; safe to share between threads.
 
     ``function``: of the arguments that are no captured tensors, which it finds itself; None: it is
-    not here (a program that was loaded). ``origin``: what it is the gradient of.
+    not here (a program that was loaded). ``origin``: what it is the gradient of. ``stopped``: the
+    results that no gradient comes from.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Program:
     function: Flat | None
     is_derived: bool = False
     origin: Origin | None = None
+    stopped: frozenset[int] = frozenset()
     codes: dict[Any, Any] = dataclasses.field(init=False)  # of _fusion_run
 
     def __post_init__(self) -> None:
@@ -103,8 +105,11 @@ class Program:
         if document is None:
             return None
         count = len(document["outputs"])
+        outputs = self.trace.outputs
+        # Of results that are one value, one that a gradient comes from.
+        in_order = sorted(range(len(outputs)), key=lambda p: p in self.stopped)
         first = [
-            next(p for p, o in enumerate(self.trace.outputs) if (o.kind, o.index) == ("graph", i))
+            next(p for p in in_order if (outputs[p].kind, outputs[p].index) == ("graph", i))
             for i in range(count)
         ]
         if used == tuple(range(len(self.specs))) and first == list(range(len(self.results))):
@@ -136,6 +141,7 @@ class Program:
             self.settings,
             None if forward is None else function,
             self.is_derived,
+            stopped=frozenset(i for i, p in enumerate(first) if p in self.stopped),
         )
 
     @property
@@ -151,7 +157,10 @@ class Program:
         for op in document["ops"]:
             found = frozenset[int]().union(*(of[n] for n in operands_of(op)))
             of.update(dict.fromkeys(results_of(op), found))
-        return tuple(of[name] for name in document["outputs"])
+        return tuple(
+            frozenset[int]() if i in self.stopped else of[name]
+            for i, name in enumerate(document["outputs"])
+        )
 
     @property
     def text(self) -> str:
@@ -400,6 +409,7 @@ def program(
         function,
         is_derived,
         origin,
+        lifted.stopped,
     )
 
 

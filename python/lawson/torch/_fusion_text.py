@@ -41,6 +41,7 @@ def written(made: Program) -> str:
             "full_f32": made.trace.full_f32,
             "settings": settings,
             "is_derived": made.is_derived,
+            "stopped": sorted(made.stopped),
         }
     )
 
@@ -76,4 +77,5 @@ def read(text: str) -> Program:
         Settings(**settings),
         None,
         found["is_derived"],
+        stopped=frozenset(found.get("stopped", ())),  # written since 0.1.0
     )

@@ -165,6 +165,7 @@ class Lifted:
     trace: Trace
     captured: tuple[torch.Tensor, ...]
     results: tuple[Spec | None, ...]
+    stopped: frozenset[int]  # results that no gradient comes from
 
 
 def trace(
@@ -219,7 +220,7 @@ def trace(
     made = walk.traced(arguments, results, strict)
     if found.own_gradient is not None:
         made = dataclasses.replace(made, own_gradient=made.own_gradient or found.own_gradient)
-    return Lifted(made, tuple(captured), found.results)
+    return Lifted(made, tuple(captured), found.results, found.stopped)
 
 
 def _is_number(node: torch.fx.Node, tensor: torch.Tensor) -> bool:

@@ -66,11 +66,13 @@ class Captured:
     """A graph of ATen ops; ``inputs`` are its placeholders' specs.
 
     ``own_gradient``: what makes the function's derivative another one than that of the ops.
+    ``stopped``: the results that no gradient comes from.
     """
 
     graph: torch.fx.GraphModule
     own_gradient: str | None
     results: tuple[Spec | None, ...]  # None: a result that is no tensor
+    stopped: frozenset[int] = frozenset()
 
 
 @functools.cache
@@ -248,7 +250,7 @@ def captured(function: Callable[..., Sequence[Any]], specs: Sequence[Spec], name
     """
     with alone():
         _keep_device_guard()
-        found, note = outside(lambda: _functional(function, specs, name))
+        found, note, stopped = outside(lambda: _functional(function, specs, name))
     found.graph.eliminate_dead_code(_has_no_effect)
     detached = next((n for n in found.graph.nodes if _is_detach(n)), None)
     if detached is not None and note is None:
@@ -258,40 +260,46 @@ def captured(function: Callable[..., Sequence[Any]], specs: Sequence[Spec], name
     results = tuple(
         Spec.of(n.meta["val"]) if isinstance(n, torch.fx.Node) else None for n in output.args[0]
     )
-    return Captured(found, note, results)
+    return Captured(found, note, results, stopped)
 
 
 def _functional(
     function: Callable[..., Any], specs: Sequence[Spec], name: str
-) -> tuple[torch.fx.GraphModule, str | None]:
+) -> tuple[torch.fx.GraphModule, str | None, frozenset[int]]:
     try:
-        found, note = _traced(function, specs, name, functional=False)
+        found, note, stopped = _traced(function, specs, name, functional=False)
     except RuntimeError as error:
         if "in-place" not in str(error):
             raise
         # It writes into an argument, which autograd forbids and the walk refuses.
-        found, note = _traced(torch.func.functionalize(function), specs, name, functional=True)
+        written = torch.func.functionalize(function)
+        found, note, stopped = _traced(written, specs, name, functional=True)
     if any(_mutates(node) for node in found.graph.nodes):
         again = torch.func.functionalize(torch.fx.Interpreter(found).run)
-        found, _ = _traced(again, specs, name, functional=True)
-    return found, note
+        found, *_ = _traced(again, specs, name, functional=True)
+    return found, note, stopped
 
 
 def _traced(
     function: Callable[..., Any], specs: Sequence[Spec], name: str, *, functional: bool
-) -> tuple[torch.fx.GraphModule, str | None]:
+) -> tuple[torch.fx.GraphModule, str | None, frozenset[int]]:
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
     lines = _Lines()
     rule: str | None = None
+    stopped: frozenset[int] = frozenset()
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        nonlocal rule
+        nonlocal rule, stopped
         # no leaves: a function may write into what it is given
         given = tensors if functional else [t.view_as(t) if t.requires_grad else t for t in tensors]
         with lines, fx_traceback.preserve_node_meta(), _NoWrites(name, lines):
             results = list(function(*given))
         if not functional:
             rule = _own_rule(results)
+            stopped = frozenset(
+                i for i, r in enumerate(results)
+                if isinstance(r, torch.Tensor) and not r.requires_grad
+            )  # fmt: skip
         return results
 
     with mode:
@@ -316,7 +324,7 @@ def _traced(
         said = lines.read.refused(name)
         assert said is not None
         raise said
-    return made, lines.own_gradient or rule
+    return made, lines.own_gradient or rule, stopped
 
 
 def _own_rule(results: Sequence[Any]) -> str | None:
