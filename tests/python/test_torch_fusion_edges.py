@@ -96,6 +96,88 @@ def test_gradients_stop_in_functorchs_transformations() -> None:
             close(got, want)
 
 
+def hooked(x: Tensor) -> Tensor:
+    y = x * 2
+    y.register_hook(lambda g: g * 5)
+    return y * 3
+
+
+def partly_written(x: Tensor) -> Tensor:
+    y = x.clone()
+    with torch.no_grad():
+        y[0] = 0
+    return y * x
+
+
+def rounded(x: Tensor) -> Tensor:
+    return x + (x.round() - x).detach()
+
+
+def scaled(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.abs().amax()
+    return x / scale
+
+
+def penalty(x: Tensor) -> Tensor:
+    (g,) = torch.autograd.grad((x**3).sum(), x, create_graph=True)
+    return g * g
+
+
+def with_constant(x: Tensor) -> Tensor:
+    return (x * torch.tensor([0.0] + [1.0] * 7)).exp().sum(-1) + x.detach().sum()
+
+
+OWN = [hooked, partly_written, rounded, scaled, penalty, with_constant]
+
+
+@pytest.mark.parametrize("function", OWN)
+@pytest.mark.parametrize("how", ["eager", "compile"])
+def test_gradients_that_the_ops_do_not_say(function: Callable[[Tensor], Tensor], how: str) -> None:
+    fused: Any = cpu(function)
+    if how == "compile":
+        if function is hooked:
+            pytest.skip("Dynamo takes no hooks within a fusion")
+        torch._dynamo.reset()
+        marked = fused
+        fused = torch.compile(lambda x: marked(x), backend="aot_eager")
+    x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+    got, want = fused(x), function(y)
+    close(got, want)
+    close(*(torch.autograd.grad(r.sin().sum(), t) for r, t in ((got, x), (want, y))))
+
+
+@pytest.mark.parametrize("stops", [False, True])
+def test_hooks_of_parameters_are_called_once(stops: bool) -> None:
+    layer, called = nn.Linear(8, 4), []
+    layer.weight.register_hook(lambda g: [called.append(type(g)), g * 2][1])
+
+    def function(x: Tensor) -> Tensor:
+        y = torch.tanh(layer(x))
+        return y * x.detach().sum() if stops else y
+
+    grads = []
+    for call in (cpu(function), function):
+        layer.zero_grad()
+        call(X).sum().backward()
+        assert layer.weight.grad is not None
+        grads.append(layer.weight.grad.clone())
+    close(*grads)
+    assert called == [Tensor, Tensor]
+
+
+@pytest.mark.parametrize("kind", ["register_full_backward_hook", "register_backward_hook"])
+def test_hooks_of_modules_inside(kind: str) -> None:
+    model = nn.Sequential(nn.Linear(8, 4), nn.Tanh())
+    getattr(model[1], kind)(lambda module, given, of: (given[0] * 5,))
+    grads = []
+    for call in (cpu(lambda x: model(x)), model):
+        model.zero_grad()
+        call(X).sum().backward()
+        grads.append(model[0].weight.grad.clone())
+    close(*grads)
+
+
 def test_what_is_no_computation_is_itself() -> None:
     fixed = torch.ones(3)
     got = cpu(lambda x: (x, fixed, x * 2))(X)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch._compile import _disable_dynamo
 from torch._higher_order_ops.base_hop import BaseHOP
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lawson._graph.kernels import Settings
 from lawson.torch._fusion_op import apply
@@ -21,6 +22,7 @@ from lawson.torch._fusion_program import Program, program
 from lawson.torch._trace_fx import Spec
 from lawson.torch._trace_refusals import check_dynamic
 
+lift: Any = torch.ops.aten.lift_fresh_copy.default
 # Until the backward pass is traced, which may need their functions.
 _kept: collections.deque[Program] = collections.deque(maxlen=64)
 
@@ -56,7 +58,9 @@ class _Marked(BaseHOP):
         specs = [Spec.of(t) for t in tensors]
         made = program(flat, said["name"], labels, specs, Settings(**settings))
         _kept.append(made)
-        return tuple(apply(made, [*tensors, *made.captured]))
+        # Those that the function makes itself (torch.tensor) are constants of the program around it.
+        own = [t if isinstance(t, FakeTensor) else lift(t) for t in made.captured]
+        return tuple(apply(made, [*tensors, *own]))
 
 
 @_disable_dynamo

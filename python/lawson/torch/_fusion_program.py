@@ -7,9 +7,10 @@ gradient, itself over a further dim) are made once.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import threading
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NoReturn, TypeVar, cast
 
 import torch
@@ -237,7 +238,7 @@ class Program:
             if torch._C._functorch.peek_interpreter_stack() is not None:
                 return _pulled_back(forward, given, cotangents, wrt, of)
             further = torch.is_grad_enabled()
-            with torch.enable_grad():
+            with torch.enable_grad(), _unhooked(own):
                 given = [
                     x if x.requires_grad or not x.is_floating_point() else x.requires_grad_()
                     for x in (a.view_as(a) for a in given)
@@ -306,6 +307,19 @@ class Program:
             known=list(zip(self.labels[count:], self.captured, strict=True)),
             is_derived=self.is_derived,
         )
+
+
+@contextlib.contextmanager
+def _unhooked(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Without the hooks of closed-over tensors: autograd calls them with the gradient, afterwards."""
+    hooks = [(t, t._backward_hooks) for t in tensors if t._backward_hooks]
+    for tensor, _ in hooks:
+        tensor._backward_hooks = None
+    try:
+        yield
+    finally:
+        for tensor, own in hooks:
+            tensor._backward_hooks = own
 
 
 def _pulled_back(

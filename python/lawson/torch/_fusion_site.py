@@ -275,8 +275,17 @@ class Site:
             settings = dataclasses.replace(settings, deterministic=True)
         with _unwritten(kind.name, self.around):
             made = program(flat, kind.name, labels, (*specs, *more), settings, known=known)
+        if made.trace.own_gradient is None and any(map(_has_node_hooks, self.around.objects)):
+            hooked = dataclasses.replace(made.trace, own_gradient="register_backward_hook")
+            made = dataclasses.replace(made, trace=hooked)
         found = [next((s for s in slots if own and s.value is t), None) for t in made.captured]
         return Traced(made, out_tree, tuple(found), tuple(swapped))
+
+
+def _has_node_hooks(value: Any) -> bool:
+    """A module with hooks of the old kind, which are those of nodes of autograd's graph."""
+    is_module = isinstance(value, torch.nn.Module)
+    return is_module and bool(value._backward_hooks) and value._is_full_backward_hook is False
 
 
 def _unflatten(tree: Any) -> Callable[[Sequence[torch.Tensor]], Any]:

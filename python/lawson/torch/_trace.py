@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from lawson._graph import walk as _walk
 from lawson._graph.values import Const, Operand, Value, const
@@ -200,7 +201,9 @@ def trace(
             position = next((i for i, t in enumerate(captured) if t is tensor), None)
             if _is_number(node, tensor):
                 walk._op = "constant"
-                number = const(tensor.item(), walk.dtype(tensor.dtype), tuple(tensor.shape))
+                with _disable_current_modes():  # of what traces around the fusion
+                    value = tensor.item()
+                number = const(value, walk.dtype(tensor.dtype), tuple(tensor.shape))
                 values[node] = number
             elif position is not None:
                 values[node] = arguments[len(specs) + position]

@@ -131,6 +131,8 @@ class _Lines(TorchFunctionMode):
             fx_traceback.set_stack_trace([line])
         if func is torch._C._set_grad_enabled and not args[0]:
             self.own_gradient = self.own_gradient or f"torch.no_grad at {line}"
+        if func is torch.Tensor.register_hook:
+            self.own_gradient = self.own_gradient or f"register_hook at {line}"
         if func in _NUMBERS and isinstance(args[0], fake_tensor.FakeTensor):
             args = (args[0].detach(), *args[1:])  # it warns otherwise, of gradients that are ours
         try:

@@ -8,6 +8,7 @@ too (shapes that do not fit) is the caller's input, with the operands that the c
 from __future__ import annotations
 
 import contextlib
+import copy
 import dataclasses
 import logging
 import os
@@ -29,6 +30,8 @@ from lawson.torch._trace_dtypes import dtype_name
 OWN = (
     os.path.dirname(torch.__file__) + os.sep,
     os.path.dirname(os.path.dirname(__file__)) + os.sep,
+    contextlib.__file__,
+    copy.__file__,
     "<",
 )
 ATTENTION = refusals.attention("lawson.torch.attention")
