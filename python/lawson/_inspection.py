@@ -85,8 +85,7 @@ class Inspection(_Inspected):
         return self.kernels[0].graph
 
     @property
-    def verdict(self) -> _core.Verdict | None:
-        """None for a target that is not here."""
+    def verdict(self) -> _core.Verdict:
         self._first()
         return self.kernels[0].verdict
 

@@ -286,9 +286,16 @@ def device_on(
     return _core.Device("cpu")
 
 
+def platform_of(target: str) -> str:
+    """Of a device by name: "cpu", or "cuda"."""
+    return "cpu" if _core.Device(target).name == _core.Device("cpu").name else "cuda"
+
+
 def target_on(platform: str, name: str, what: str = "") -> _core.Device:
     """The device of that name, which `platform` has to be of. Raises UnsupportedError."""
-    device = _core.Device(name)
-    if (device.name == _core.Device("cpu").name) != (platform == "cpu"):
-        raise UnsupportedError(f"{what}target '{name}' is none of platform '{platform}'")
-    return device
+    if platform_of(name) != platform:
+        raise UnsupportedError(
+            f"{what}target '{name}' is none of platform '{platform}'; inspect() tells what it "
+            "would run"
+        )
+    return _core.Device(name)

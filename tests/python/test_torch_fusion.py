@@ -52,7 +52,7 @@ def totals() -> dict[str, int]:
 def test_calls_run_the_plan_that_inspect_tells() -> None:
     fused = cpu(mlp)
     told = inspect(fused)(X, W, B)
-    assert told.engine == "cpu" and told.verdict is not None and told.verdict.supported
+    assert told.engine == "cpu" and told.verdict.supported
     assert told.verdict.plan_id == told.plan_id and told.verdict.strength == "built"
     assert (told.name, told.platform) == ("mlp", "cpu")
     close(fused(X, W, B), mlp(X, W, B))

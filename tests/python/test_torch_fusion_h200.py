@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 import lawson
 from lawson._inspection import Inspection
 from lawson.torch import fusion, inspect
-from lawson.torch._inspect import of_program
+from lawson.torch._fusion_run import inspected_program
 
 BF16, F16, F32, I8, F8 = (
     torch.bfloat16, torch.float16, torch.float32, torch.int8, torch.float8_e4m3fn
@@ -137,6 +137,6 @@ def test_gradient_fuses(name: str) -> None:
     core = site.traced(tensors).program.core
     assert core is not None
     wrt = tuple(i for i, s in enumerate(core.specs) if s.dtype.is_floating_point)
-    found = of_program(core.gradient(wrt, (0,)))
+    found = inspected_program(core.gradient(wrt, (0,)), None)
     assert {k.plan.engine for k in found.kernels} == {"cudnn"}
     assert len(found.kernels) == count

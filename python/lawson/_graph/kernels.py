@@ -44,7 +44,7 @@ class Kernel:
     document: dict[str, Any]
     graph: _core.Graph
     plan: _core.Plan
-    verdict: _core.Verdict | None
+    verdict: _core.Verdict
     options: _core.Options
     chosen: str | None
     fusion: _core.Fusion | None
@@ -74,7 +74,7 @@ def build(
     Raises ``UnsupportedError`` (with every reason), ``UnavailableError``.
     """
     options = settings.options
-    fusion, verdict, chosen = None, None, None
+    fusion, chosen = None, None
     with _settings.of_fusion(name):
         graph = _core.Graph.from_json(json.dumps(document), f"fusion '{name}'")
         if device.is_present:
@@ -82,6 +82,7 @@ def build(
             plan, verdict, chosen = fusion.plan, fusion.verdict, fusion.json()
         else:
             plan = _core.compile(graph, device, options)
+            verdict = _core.probe(graph, device, options)
     if full_f32 is not None and plan.engine not in _settings.HOST_ENGINES:
         raise UnsupportedError(
             f"unsupported: fusion '{name}': {full_f32}: "

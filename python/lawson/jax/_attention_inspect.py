@@ -16,12 +16,15 @@ def is_attention(eqn: Any) -> bool:
     return any(eqn.primitive is own for own in primitive.primitives.values())
 
 
-def inspect_attention(eqn: Any, platform: str) -> AttentionInspection:
-    """What such an equation runs on a platform. Raises what lowering raises."""
+def inspect_attention(eqn: Any, platform: str, target: str | None) -> AttentionInspection:
+    """What such an equation runs on a target of a platform; None: the platform's own device.
+
+    Raises what lowering raises.
+    """
     which = next(which for which, own in primitive.primitives.items() if eqn.primitive is own)
     setup: Setup = eqn.params["setup"]
     avals = [variable.aval for variable in eqn.invars]
-    device = primitive.device_of(setup, platform)
+    device = primitive.device_of(target, platform)
     spec = primitive.spec_of(setup, avals)
     options = options_of(setup, platform, spec, device)
     verdict = judge(spec, device, options)

@@ -54,9 +54,8 @@ def spec_of(setup: Setup, avals: Sequence[Any]) -> str:
     )
 
 
-def device_of(setup: Setup, platform: str) -> _core.Device:
+def device_of(target: str | None, platform: str) -> _core.Device:
     """Attention on host arrays runs on the host; elsewhere a GPU is needed, or a target named."""
-    target = setup.choice.target
     if target is None:
         return _runtime.device_for(platform, ("cpu",))
     return _settings.target_on(platform, target, "attention: ")
@@ -155,7 +154,7 @@ def varying_alike(operands: Sequence[Any]) -> list[Any]:
 
 
 def _lower(ctx: Any, *operands: Any, setup: Setup, which: str, platform: str) -> Sequence[Any]:
-    device = device_of(setup, platform)
+    device = device_of(setup.choice.target, platform)
     spec = spec_of(setup, ctx.avals_in)
     options = options_of(setup, platform, spec, device)
     if setup.training:

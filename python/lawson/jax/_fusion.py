@@ -295,7 +295,9 @@ def _parameter_names(function: Any) -> tuple[str, ...]:
 # ---- inspection --------------------------------------------------------------------------------
 
 
-def inspect(function: Callable[..., Any], *, platform: str | None = None) -> Callable[..., Any]:
+def inspect(
+    function: Callable[..., Any], *, platform: str | None = None, target: str | None = None
+) -> Callable[..., Any]:
     """``inspect(f)(*args)``: what runs for these arguments (arrays, or ``jax.ShapeDtypeStruct``).
 
     Of a fusion: its ``Inspection``, the very plan that a call runs. Of any other function, such as
@@ -304,30 +306,42 @@ def inspect(function: Callable[..., Any], *, platform: str | None = None) -> Cal
 
     Args:
       function: a fusion, or a function that calls fusions or attention.
-      platform: "cuda" or "cpu"; None: where JAX would run it.
+      platform: "cuda" or "cpu"; None: that of the target, or where JAX would run it.
+      target: what it would run on another device, such as "h200", which need not be here; in place
+        of the targets that fusions and attentions name. None: those, or the platform's own.
 
     Raises what lowering raises.
     """
 
     if platform is not None and not isinstance(platform, str):
         _settings.refuse("platform", platform, "None, 'cuda' or 'cpu'")
+    target = _settings.target(target)
 
     @functools.wraps(_innermost(function), updated=())
     def inspected(*args: Any, **kwargs: Any) -> Any:
-        where = platform or {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
+        usual = {"gpu": "cuda"}.get(jax.default_backend(), jax.default_backend())
         found: list[Inspection | AttentionInspection] = []
         jaxpr = jax.make_jaxpr(functools.partial(function, **kwargs))(*args)
         for eqn in calls_in(jaxpr):
+            own = target or target_of(eqn)
+            where = platform or (usual if own is None else _settings.platform_of(own))
             if is_attention(eqn):
-                found.append(inspect_attention(eqn, where))
+                found.append(inspect_attention(eqn, where, own))
                 continue
             program = eqn.params["program"]
-            code = compiled(program, where)
+            code = compiled(program, where, own)
             kernels = () if code is None else code.kernels
             found.append(Inspection(program.name, where, kernels))
         return found[0] if isinstance(function, Fusion) and found else tuple(found)
 
     return inspected
+
+
+def target_of(eqn: Any) -> str | None:
+    """What the fusion or attention of an equation names."""
+    attention = eqn.params.get("setup")
+    settings = eqn.params["program"].settings if attention is None else attention.choice
+    return settings.target  # type: ignore[no-any-return]
 
 
 def calls_in(jaxpr: Any) -> Iterator[Any]:

@@ -52,27 +52,35 @@ class Compiled:
         return tuple(p for p in self.parts if isinstance(p, Kernel))
 
 
-def compiled(program: Program, platform: str) -> Compiled | None:
+def compiled(program: Program, platform: str, target: str | None = None) -> Compiled | None:
     """The kernels of a program; None where it computes nothing.
 
+    ``target``: a device of the platform, in place of the settings'.
     Raises ``UnsupportedError`` (with every reason), ``UnavailableError``.
     """
     document = program.trace.document
     if document is None:
         return None
-    return _compiled(program, document, platform)
+    return _compiled(program, document, platform, target)
 
 
-def _compiled(program: Program, document: dict[str, Any], platform: str) -> Compiled:
+def _compiled(
+    program: Program, document: dict[str, Any], platform: str, target: str | None = None
+) -> Compiled:
     """The kernels of the program's document, or of a shard of it."""
     # What the environment says is asked again when it changes.
     said = tuple(os.environ.get(name) for name in ("LAWSON_ENGINE", "LAWSON_POLICY"))
-    key = ("compiled", platform, said, json.dumps(document))
-    return program.once(key, lambda: _built(program, document, platform))
+    key = ("compiled", platform, target, said, json.dumps(document))
+    return program.once(key, lambda: _built(program, document, platform, target))
 
 
-def _built(program: Program, document: dict[str, Any], platform: str) -> Compiled:
-    builds = functools.partial(kernel, program, platform)
+def _built(
+    program: Program, document: dict[str, Any], platform: str, target: str | None
+) -> Compiled:
+    settings = program.settings
+    if target is not None:
+        settings = dataclasses.replace(settings, target=target)
+    builds = functools.partial(kernel, program, settings, platform)
     made = parts(document, builds) if program.is_derived else [builds(document)]
     types = types_of(document)
     results = tuple(
@@ -88,13 +96,13 @@ def _built(program: Program, document: dict[str, Any], platform: str) -> Compile
     )
 
 
-def kernel(program: Program, platform: str, document: dict[str, Any]) -> Kernel:
-    """The plan of one graph on ``platform``, as the settings of the program say."""
+def kernel(program: Program, settings: Settings, platform: str, document: dict[str, Any]) -> Kernel:
+    """The plan of one graph on ``platform``, as the settings say."""
     with _settings.of_fusion(program.name):
-        device, engines = place(program.settings, platform)
+        device, engines = place(settings, platform)
     wanted = program.trace.full_f32
     full_f32 = None if wanted is None else f"{wanted}: precision HIGHEST of f32 operands"
-    return build(document, program.name, program.settings, device, engines, full_f32)
+    return build(document, program.name, settings, device, engines, full_f32)
 
 
 def place(settings: Settings, platform: str) -> tuple[_core.Device, list[str] | None]:

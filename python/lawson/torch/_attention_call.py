@@ -19,6 +19,7 @@ from lawson import _settings, _torch
 from lawson._attention_setup import Choice, Setup
 from lawson._errors import UnsupportedError
 from lawson.torch import _attention_ops as ops
+from lawson.torch._asked import is_elsewhere
 from lawson.torch._attention_autograd import (
     APPENDED,
     Attend,
@@ -120,6 +121,8 @@ def host_engine(given: str | None) -> str | None:
 
     Raises UnsupportedError, which says how to name one.
     """
+    if is_elsewhere():
+        return given
     return _host_engine(given, os.environ.get("LAWSON_ENGINE"), os.environ.get("LAWSON_POLICY"))
 
 

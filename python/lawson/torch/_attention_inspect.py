@@ -7,15 +7,18 @@ from typing import Any
 
 from torch import Tensor
 
-from lawson import _core
+from lawson import _core, _settings
 from lawson._attention_plan import judge
 from lawson._attention_setup import Setup
 from lawson._inspection import AttentionInspection
 from lawson.torch._attention_run import choose, result_forms, type_name
 
 
-def inspect_pass(which: str, setup: Setup, tensors: Mapping[str, Tensor]) -> AttentionInspection:
-    """The plan of a pass for operands of these descriptions. Raises what the call raises.
+def inspect_pass(
+    which: str, setup: Setup, tensors: Mapping[str, Tensor], target: str | None
+) -> AttentionInspection:
+    """The plan of a pass for operands of these descriptions, on a target or where they are. Raises
+    what the call raises.
 
     It says nothing of addresses: a tensor at an odd one is copied, whatever is said here.
     """
@@ -31,7 +34,7 @@ def inspect_pass(which: str, setup: Setup, tensors: Mapping[str, Tensor]) -> Att
     ) -> AttentionInspection:
         verdict: Any = judge(spec, device, options)
         plan = _core.attention_plan(spec, which, device, options)
-        platform = operands[0].device.type
+        platform = operands[0].device.type if target is None else _settings.platform_of(target)
         return AttentionInspection(f"attention.{which}", platform, spec, verdict, plan)
 
-    return choose(setup, which, operands, forms, shapes, look)
+    return choose(setup, which, operands, forms, shapes, look, target=target)

@@ -21,6 +21,7 @@ from lawson._errors import UnsupportedError
 from lawson.torch import _attention_autograd as autograd
 from lawson.torch import _attention_inspect
 from lawson.torch import _attention_run as run
+from lawson.torch._asked import record
 
 NAMESPACE = "lawson"
 FORWARD = ("q", "k", "v", "setup", *(n for n in OPTIONAL if n not in ("k_new", "v_new")))
@@ -141,18 +142,12 @@ def described(which: str, setup: Setup, tensors: Mapping[str, Tensor]) -> dict[s
     return dict(zip(setup.result_names(which), forms, strict=True))
 
 
-def _inspection() -> Any:
-    from lawson.torch import _inspect  # which is made of these operators
-
-    return _inspect
-
-
 def _fake(which: str, arguments: Sequence[str], results: Sequence[str], *given: Any) -> Any:
     named = dict(zip(arguments, given, strict=False))
     setup = run.setup_of(named["setup"])
     tensors = {name: named[name] for name in setup.operand_names(which)}
     forms = described(which, setup, tensors)
-    _inspection().record(lambda: _attention_inspect.inspect_pass(which, setup, tensors))
+    record(lambda target: _attention_inspect.inspect_pass(which, setup, tensors, target))
     q = named["q"]
     made = []
     for name in results:

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from lawson import _core, _torch
+from lawson import _core, _settings, _torch
 from lawson._attention_plan import judge, options_of
 from lawson._attention_setup import ARGUMENTS, FLOATS, Setup
 from lawson._errors import InvalidArgumentError, UnsupportedError
@@ -237,6 +237,7 @@ def choose(
     shapes: Mapping[str, Sequence[int]],
     make: Callable[[str, _core.Device, _core.Options, Sequence[int]], Found],
     misplaced: Collection[int] = (),
+    target: str | None = None,
 ) -> Found:
     """What `make` gives for the spec of a pass, its device and options, and the operands to copy.
 
@@ -248,6 +249,7 @@ def choose(
       forms: of the results (`result_forms`).
       shapes: of the operands, by name.
       misplaced: operands at addresses that no engine takes.
+      target: a device that is asked about; None: that of the operands.
     """
     names = setup.operand_names(which)
     in_place = [name for name in setup.result_names(which) if name in names]
@@ -262,8 +264,10 @@ def choose(
 
     def attempt(copied: Collection[int]) -> Found:
         spec = _spec(setup, which, operands, forms, shapes, copied)
-        device = device_of(operands[0].device)
-        platform = "cpu" if operands[0].device.type == "cpu" else "cuda"
+        if target is not None:
+            device, platform = _core.Device(target), _settings.platform_of(target)
+        else:
+            device, platform = device_of(operands[0].device), operands[0].device.type
         return make(spec, device, options_of(setup, platform, spec, device), sorted(copied))
 
     try:

@@ -16,8 +16,9 @@ import torch
 from torch.autograd import forward_ad
 
 from lawson._errors import UnsupportedError
+from lawson.torch._asked import record
 from lawson.torch._fusion_program import Program
-from lawson.torch._fusion_run import code_of
+from lawson.torch._fusion_run import code_of, inspected_program
 from lawson.torch._fusion_text import read
 from lawson.torch._trace_fx import Spec
 
@@ -216,10 +217,9 @@ _library.impl("fusion", _run, "CompositeExplicitAutograd")
 
 
 def _described(tensors: Sequence[torch.Tensor], program: str) -> list[torch.Tensor]:
-    from lawson.torch import _inspect
 
     core = _program(program)
-    _inspect.record(lambda: _inspect.of_program(core))
+    record(lambda target: inspected_program(core, target))
     device = tensors[0].device if tensors else core.device
     return [
         torch.empty_strided(s.shape, s.stride, dtype=s.dtype, device=device) for s in core.results

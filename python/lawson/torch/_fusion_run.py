@@ -18,6 +18,7 @@ from lawson._errors import UnsupportedError
 from lawson._graph.kernels import Kernel, Settings, build
 from lawson._graph.shapes import operands_of, results_of, types_of
 from lawson._graph.split import Glue, parts
+from lawson._inspection import Inspection
 from lawson.torch._fusion_program import Program, dense_strides
 from lawson.torch._trace_dtypes import torch_dtype
 
@@ -87,8 +88,15 @@ def laid_out(
 class Part:
     """One kernel of a program, for tensors of any strides."""
 
-    def __init__(self, program: Program, document: dict[str, Any], plain: Kernel | None) -> None:
+    def __init__(
+        self,
+        program: Program,
+        document: dict[str, Any],
+        plain: Kernel | None,
+        target: str | None = None,
+    ) -> None:
         self.program = program
+        self.target = target
         self.document = document
         self.inputs = [item["name"] for item in document["inputs"]]
         self.outputs = list(document["outputs"])
@@ -108,7 +116,7 @@ class Part:
 
     def kernel(self, layouts: Sequence[Layout | None]) -> Kernel:
         """The plan for operands that lie like this."""
-        return kernel(self.program, laid_out(self.document, layouts, self.strides))
+        return kernel(self.program, laid_out(self.document, layouts, self.strides), self.target)
 
     def describe(self, tensors: Sequence[Any]) -> _torch.Prepared:
         layouts = [] if self.is_constant else [Layout.of(t) for t in tensors]
@@ -149,13 +157,18 @@ class Part:
             return plain, unusual
 
 
-def kernel(program: Program, document: dict[str, Any]) -> Kernel:
-    """The plan of one graph where the program's tensors are, as its settings say."""
+def kernel(program: Program, document: dict[str, Any], target: str | None) -> Kernel:
+    """The plan of one graph where the program's tensors are, as its settings say; or for a target
+    that is asked about, wherever they are."""
+    settings, where = program.settings, program.device
+    if target is not None:
+        settings = dataclasses.replace(settings, target=target)
+        where = torch.device(_settings.platform_of(target))
     with _settings.of_fusion(program.name):
-        device, engines = place(program.settings, program.device)
+        device, engines = place(settings, where)
     wanted = program.trace.full_f32
     full_f32 = None if wanted is None else f"{wanted}: f32 operands, with all of their bits"
-    return build(document, program.name, program.settings, device, engines, full_f32, LOWER)
+    return build(document, program.name, settings, device, engines, full_f32, LOWER)
 
 
 def result_strides(program: Program) -> list[tuple[int, ...] | None]:
@@ -172,16 +185,19 @@ class Code:
     """The kernels of a program's core, in the order in which they run.
 
     ``single``: the one kernel, where it takes the program's arguments in their order.
+    ``target``: a device that is asked about; what runs has None.
     """
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, target: str | None = None) -> None:
         self.program = program
         document = program.trace.document
         assert document is not None
-        self.parts: list[Part | Glue] = [Part(program, document, None)]
+        self.parts: list[Part | Glue] = [Part(program, document, None, target)]
         if program.is_derived:
-            made = parts(document, lambda part: kernel(program, part))
-            self.parts = [p if isinstance(p, Glue) else Part(program, p.document, p) for p in made]
+            made = parts(document, lambda part: kernel(program, part, target))
+            self.parts = [
+                p if isinstance(p, Glue) else Part(program, p.document, p, target) for p in made
+            ]
         only = self.parts[0] if len(self.parts) == 1 else None
         in_order = program.trace.operands == tuple(range(len(program.specs)))
         self.single: Part | None = only if isinstance(only, Part) and in_order else None
@@ -247,3 +263,17 @@ def code_of(program: Program) -> Code:
         found = program.once(("code", now), lambda: Code(program))
         program.codes[now] = found
     return cast(Code, found)
+
+
+def inspected_program(program: Program, target: str | None) -> Inspection:
+    """The kernels of a program, on a target or where its tensors are. Raises what running it
+    raises."""
+    core, target = program.core, target or program.settings.target
+    if core is None:
+        kernels: tuple[Kernel, ...] = ()
+    elif target is None:
+        kernels = tuple(code_of(core).kernels())
+    else:
+        kernels = tuple(core.once(("told", target, said()), lambda: Code(core, target).kernels()))
+    where = program.device.type if target is None else _settings.platform_of(target)
+    return Inspection(program.name, where, kernels)

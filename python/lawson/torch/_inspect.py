@@ -4,52 +4,21 @@ from __future__ import annotations
 
 import functools
 import gc
-import threading
 import types
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
 from torch.utils import _pytree as pytree
 
-from lawson._inspection import Inspection
+from lawson import _settings
+from lawson.torch._asked import recording
 from lawson.torch._fusion import Fusion, fusions_in
-from lawson.torch._fusion_program import Program
-from lawson.torch._fusion_run import code_of
-
-_lock = threading.RLock()  # a function that is inspected may inspect another one
-# Of the inspection that is under way. Autograd's threads add to it.
-_found: list[Any] | None = None
+from lawson.torch._fusion_run import inspected_program
 
 
-def record(tell: Callable[[], Any]) -> None:
-    """For operators' descriptions (``register_fake``): ``tell`` says what would run, and is called
-    only while something is inspected."""
-    if _found is not None:
-        _found.append(tell())
-
-
-def of_program(program: Program) -> Inspection:
-    """The kernels of a program. Raises what running it raises."""
-    core = program.core
-    kernels = () if core is None else tuple(code_of(core).kernels())
-    return Inspection(program.name, program.device.type, kernels)
-
-
-@contextmanager
-def _recording() -> Iterator[list[Any]]:
-    global _found
-    with _lock:
-        outer, _found = _found, []
-        try:
-            yield _found
-        finally:
-            _found = outer
-
-
-def inspect(function: Callable[..., Any]) -> Callable[..., Any]:
+def inspect(function: Callable[..., Any], *, target: str | None = None) -> Callable[..., Any]:
     """``inspect(f)(*args)``: what runs for these arguments.
 
     Of a fusion, or a method that is one: its ``Inspection``, with the very plan that a call runs.
@@ -58,8 +27,14 @@ def inspect(function: Callable[..., Any]) -> Callable[..., Any]:
     function is called with fake tensors, which have no memory: it computes nothing, and may not
     depend on values.
 
+    Args:
+      function: a fusion, or a function that calls fusions or attention.
+      target: what it would run on another device, such as "h200", which need not be here, wherever
+        the tensors are. None: where they are, or on the target that a fusion names.
+
     Raises what the calls would raise.
     """
+    target = _settings.target(target)
 
     @functools.wraps(function, updated=())
     def inspected(*args: Any, **kwargs: Any) -> Any:
@@ -67,13 +42,15 @@ def inspect(function: Callable[..., Any]) -> Callable[..., Any]:
         if marked is not None:
             bound = (function.__self__,) if isinstance(function, types.MethodType) else ()
             site, tensors = marked.site((*bound, *args), kwargs)
-            return of_program(site.traced(tensors).program)
-        return _of_function(function, args, kwargs)
+            return inspected_program(site.traced(tensors).program, target)
+        return _of_function(function, args, kwargs, target)
 
     return inspected
 
 
-def _of_function(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[Any, ...]:
+def _of_function(
+    function: Callable[..., Any], args: Any, kwargs: Any, target: str | None
+) -> tuple[Any, ...]:
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(x: Any) -> Any:
@@ -87,7 +64,7 @@ def _of_function(function: Callable[..., Any], args: Any, kwargs: Any) -> tuple[
     leaves = [o for o in gc.get_objects() if issubclass(type(o), torch.Tensor)]
     before = [(x, x.grad) for x in leaves if x.requires_grad and x.is_leaf]
     try:
-        with _recording() as found, mode:
+        with recording(target) as found, mode:
             function(*given, **named)
     finally:
         for leaf, grad in before:
