@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import threading
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -284,6 +286,78 @@ def test_results_and_calls_that_are_refused() -> None:
         with pytest.raises(lawson.UnsupportedError, match=r"torch.jit.trace\n.*torch.export"):
             torch.jit.trace(f, (X,), check_trace=False)
         close(f(X), X * 2)
+
+
+# ---- configurations ----------------------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Settings:
+    scale: float = 2.0
+    inner: Any = None
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    scale: Any = 2.0
+
+
+class Words(dict[str, Any]):
+    __getattr__ = dict.__getitem__  # which raises KeyError
+
+
+class OfClass:
+    scale = 2.0
+
+    class Inner:
+        scale = 2.0
+
+
+def changed(owner: Any, value: Any = 5.0) -> Callable[[], None]:
+    return lambda: setattr(owner, "scale", value)
+
+
+@pytest.mark.parametrize("kind", ["dataclass", "namespace", "nested", "slots", "tensor in a slot",
+                                  "class", "class in a class"])  # fmt: skip
+def test_configurations_that_are_closed_over(kind: str) -> None:
+    OfClass.scale = OfClass.Inner.scale = 2.0
+    one, inner, slots = Settings(), types.SimpleNamespace(scale=2.0), Slotted()
+    nested = Settings(inner=inner)
+    made: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[], None]]] = {
+        "dataclass": (lambda x: x * one.scale, changed(one)),
+        "namespace": (lambda x: x * inner.scale, changed(inner)),
+        "nested": (lambda x: x * nested.inner.scale, changed(inner)),
+        "slots": (lambda x: x * slots.scale, changed(slots)),
+        "tensor in a slot": (lambda x: x * slots.scale, changed(slots, torch.full((16,), 3.0))),
+        "class": (lambda x: x * OfClass.scale, changed(OfClass)),
+        "class in a class": (lambda x: x * OfClass.Inner.scale, changed(OfClass.Inner)),
+    }
+    function, change = made[kind]
+    if kind == "tensor in a slot":
+        slots.scale = torch.ones(16)
+    fused = cpu(function)
+    close(fused(X), X if kind == "tensor in a slot" else X * 2)
+    change()
+    for _ in range(2):
+        close(fused(X), X * (3 if kind == "tensor in a slot" else 5))
+
+
+def test_objects_that_raise_what_they_like() -> None:
+    words = Words(scale=2.0)
+    close(cpu(lambda x: x * words.scale)(X), X * 2)
+    with pytest.raises(lawson.InvalidArgumentError, match="argument w is Words, .* not hashable"):
+        cpu(lambda x, w: x * w.scale)(X, words)
+
+
+def tenfold(x: Tensor) -> Tensor:
+    return x * 10
+
+
+def test_a_function_in_anothers_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused = cpu(lambda x: tenfold(x))
+    close(fused(X), X * 10)
+    monkeypatch.setitem(globals(), "tenfold", lambda x: x * 7)
+    close(fused(X), X * 7)
 
 
 # ---- gradients, compile, inspect ---------------------------------------------------------------

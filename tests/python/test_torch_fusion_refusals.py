@@ -196,6 +196,29 @@ def test_values_that_the_function_did_without() -> None:
     assert BRANCH in refused(lawson.UnsupportedError, quietly, X)
 
 
+def test_values_of_tensors_that_are_closed_over() -> None:
+    scale, one = torch.tensor(2.0), nn.Parameter(torch.tensor(1.0))
+
+    def quietly(x: Tensor) -> Tensor:
+        try:
+            return x * scale.item()
+        except lawson.UnsupportedError:
+            return x
+
+    for function in (
+        lambda x: x * scale.item(),
+        lambda x: x * float(one),
+        lambda x: x if scale else -x,
+        lambda x: x * torch.tensor(scale.tolist()),
+        quietly,
+    ):
+        text = refused(lawson.UnsupportedError, function, X)
+        assert "it reads a tensor that the function closes over" in text
+        assert "the tensor itself in the place of the number" in text
+    close(cpu(lambda x: x * scale * one)(X), X * 2)
+    close(cpu(lambda x: x * torch.tensor(3.0).item())(X), X * 3)  # which is always 3
+
+
 def test_an_op_without_fake_tensors() -> None:
     with torch.library._scoped_library("lawson_refusals", "DEF") as library:
         library.define("own(Tensor x) -> Tensor")

@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from lawson import _settings
 from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson._graph.kernels import Settings
-from lawson.torch._fusion_around import exact
+from lawson.torch._fusion_around import attribute, exact
 from lawson.torch._fusion_dynamo import marked
 from lawson.torch._fusion_run import said
 from lawson.torch._fusion_site import Kind, Site, is_tracing
@@ -171,7 +171,7 @@ class Fusion:
                     f"unsupported: fusion '{self.__name__}': torch.fx.symbolic_trace\n"
                     "  nearest supported form: torch.export.export, or torch.compile"
                 )
-            elif not isinstance(leaf, np.generic) and hasattr(leaf, "__array__"):
+            elif not isinstance(leaf, np.generic) and attribute(leaf, "__array__") is not None:
                 raise InvalidArgumentError(
                     f"fusion '{self.__name__}': argument {label} is {type(leaf).__name__}, which "
                     "is no tensor; torch.as_tensor makes it one"

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from lawson.torch._fusion_captured import Slot, cell_of, unbound
+from lawson.torch._fusion_captured import Slot, attributes_of, cell_of, slots_of, unbound
 
 _MISSING = object()
 _VALUES = (int, float, complex, str, bytes, types.NoneType, enum.Enum, np.generic, torch.dtype,
@@ -48,13 +48,34 @@ def _is_value(value: Any) -> bool:
     return isinstance(value, _VALUES)
 
 
+class _Same:
+    """An object as a key: itself, whatever it is equal to."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+
 def _plain(value: Any) -> Any:
     """The function of Python's that a method, a property or a marked function is; None: none."""
     for name in ("__func__", "fget", "_lawson_fusion", "__wrapped__"):
         if name == "__wrapped__" and isinstance(value, types.FunctionType):
             break  # what it wraps is in a variable of it
-        value = getattr(value, name, None) or value
+        value = attribute(value, name) or value
     return value if isinstance(value, types.FunctionType) else None
+
+
+def attribute(value: Any, name: str) -> Any:
+    """None where there is none, also of objects that raise something of their own for that."""
+    try:
+        return getattr(value, name, None)
+    except Exception:
+        return None
 
 
 def _names(code: types.CodeType) -> set[str]:
@@ -86,7 +107,7 @@ class Around:
         self._sized: list[Any] = []
         self._seen: set[Any] = set()
         self._named: set[str] = set()
-        self._codes: list[types.FunctionType] = []
+        self._classes: list[type] = []
         inner, bound = unbound(function)
         self._home = str(getattr(_plain(inner), "__module__", None)).split(".")[0]
         for slot in bound:
@@ -105,7 +126,10 @@ class Around:
         self._ties = [(self.tensors[i], self.tensors[j]) for i, j in enumerate(same) if i != j]
         self.is_empty = not (self._watched or self._equal or self._ties)
         self.key: Hashable = (
-            tuple((key, exact(value)) for _, key, value in self._watched),
+            tuple(
+                (key, exact(value) if _is_value(value) else _Same(value))
+                for _, key, value in self._watched
+            ),
             tuple(slot.label for slot in self.tensors),
             tuple(same),
         )
@@ -147,16 +171,15 @@ class Around:
             self._place(Slot(name, cell_of(cell), name))
         space = function.__globals__
         for name in sorted(_names(code) & space.keys()):
-            value = space[name]
-            if isinstance(value, type):
-                continue
-            if _plain(value) is not None:
-                self._function(_plain(value))
+            if isinstance(space[name], type):
+                self._class(space[name])
             else:
                 self._place(Slot(name, space, name))
 
     def _place(self, slot: Slot, called: bool = True) -> None:
         value = slot.value
+        if isinstance(value, type):
+            self._class(value)
         if isinstance(value, torch.Tensor):
             self._tensor(slot)
         elif _is_value(value) or isinstance(value, _FUNCTIONS):
@@ -180,6 +203,10 @@ class Around:
             self._watch(slot.holder, slot.key, value)
             self._object(slot.label, value, called)
 
+    def _class(self, cls: type) -> None:
+        if _is_users(cls) and cls not in self._classes:
+            self._classes.append(cls)
+
     def _watch(self, holder: Any, key: str, value: Any) -> None:
         if not (key == "" and type(holder) is dict):  # what a call hands over, or is bound
             self._watched.append((holder, key, value))
@@ -200,7 +227,7 @@ class Around:
             return
         self._seen.add(("object", id(value)))
         self.objects.append(value)
-        holders = [vars(value)]
+        holders: list[Any] = [attributes_of(value)]
         if isinstance(value, torch.nn.Module):
             holders = [value._parameters, value._buffers, *holders]
             self._watch(vars(value), "training", value.training)
@@ -233,9 +260,14 @@ class Around:
         """Of all objects, those that code names; objects that are found there are more of them, and
         methods more code."""
         done: set[tuple[int, str]] = set()
-        size = (-1, -1)
-        while size != (len(self.objects), len(self._named)):
-            size = (len(self.objects), len(self._named))
+        size = (-1, -1, -1)
+        while size != (len(self.objects), len(self._named), len(self._classes)):
+            size = (len(self.objects), len(self._named), len(self._classes))
+            for cls in list(self._classes):
+                for name in sorted(self._named):
+                    if (id(cls), name) not in done:
+                        done.add((id(cls), name))
+                        self._class_attribute(cls, name)
             for value in list(self.objects):
                 if not _has_attributes(value) and not isinstance(value, torch.nn.Module):
                     continue
@@ -246,7 +278,7 @@ class Around:
                         self._attribute(value, name)
 
     def _attribute(self, owner: Any, name: str) -> None:
-        own = vars(owner)
+        own = attributes_of(owner)
         if name in own:
             if name != "training":
                 self._place(Slot(name, own, name))
@@ -258,12 +290,25 @@ class Around:
             if value is not _MISSING:
                 return
 
+    def _class_attribute(self, cls: type, name: str) -> None:
+        for base in _bases(cls):
+            value = vars(base).get(name, _MISSING)
+            if isinstance(value, type):
+                self._class(value)
+            if _is_value(value) or isinstance(value, torch.Tensor):
+                self._place(Slot(name, vars(base), name))
+            if value is not _MISSING:
+                return
+
+
+def _is_users(kind: type) -> bool:
+    return not str(kind.__module__).startswith(("torch", "lawson", "builtins"))
+
 
 def _has_attributes(value: Any) -> bool:
     """An object of the user's, in whose attributes a function may find something."""
-    kind = type(value)
     return (
         not isinstance(value, (type, types.ModuleType, torch.nn.Module, functools.partial))
-        and not kind.__module__.startswith(("torch", "lawson", "builtins"))
-        and isinstance(getattr(value, "__dict__", None), dict)
+        and _is_users(type(value))
+        and (isinstance(attribute(value, "__dict__"), dict) or slots_of(type(value)) != ())
     )

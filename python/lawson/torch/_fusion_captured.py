@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import types
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 
@@ -32,6 +33,44 @@ class _Cell:
 
 
 cell_of = _Cell
+
+
+class _Slots(MutableMapping[str, Any]):
+    """The attributes of an object that has slots for them, as a mapping."""
+
+    def __init__(self, owner: Any) -> None:
+        self.cell = owner
+        self._names = slots_of(type(owner))
+
+    def __getitem__(self, key: str) -> Any:
+        found = getattr(self.cell, key, self) if key in self._names else self
+        if found is self:
+            raise KeyError(key)
+        return found
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        object.__setattr__(self.cell, key, value)
+
+    def __delitem__(self, key: str) -> None:
+        object.__delattr__(self.cell, key)
+
+    def __iter__(self) -> Iterator[str]:
+        return (name for name in self._names if hasattr(self.cell, name))
+
+    def __len__(self) -> int:
+        return sum(1 for _ in self)
+
+
+def slots_of(kind: type) -> tuple[str, ...]:
+    found: list[str] = []
+    for base in kind.__mro__:
+        names = vars(base).get("__slots__", ())
+        found += [names] if isinstance(names, str) else list(names)
+    return tuple(name for name in found if not name.startswith("__"))
+
+
+def attributes_of(owner: Any) -> MutableMapping[str, Any]:
+    return vars(owner) if hasattr(owner, "__dict__") else _Slots(owner)
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from lawson._errors import UnsupportedError
 from lawson._graph import refusals
-from lawson.torch._trace_refusals import OWN, WRITES, Failed, quiet, refused
+from lawson.torch._trace_refusals import OWN, WRITES, Failed, quiet, read_closed, refused
 
 T = TypeVar("T")
 
@@ -112,14 +112,20 @@ def _line_in(text: str) -> str:
 
 
 _NUMBERS = (torch.Tensor.__float__, torch.Tensor.__int__, torch.Tensor.__complex__)
+_READERS = (
+    *_NUMBERS, torch.Tensor.__bool__, torch.Tensor.__index__, torch.Tensor.item,
+    torch.Tensor.tolist, torch.Tensor.numpy, torch.Tensor.__array__,
+)  # fmt: skip
 
 
 class _Lines(TorchFunctionMode):
     """Notes the line of each call of PyTorch's, what failed, and whether gradients are off."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
+        self._name = name
         self.line = ""
+        self.closed: UnsupportedError | None = None  # it read a tensor that is closed over
         self.own_gradient: str | None = None
         self.failed: Failed | None = None  # the last call that raised
         self.read: Failed | None = None  # the first that needed values, caught or not
@@ -133,6 +139,9 @@ class _Lines(TorchFunctionMode):
             self.own_gradient = self.own_gradient or f"torch.no_grad at {line}"
         if func is torch.Tensor.register_hook:
             self.own_gradient = self.own_gradient or f"register_hook at {line}"
+        if func in _READERS and type(args[0]) in (torch.Tensor, torch.nn.Parameter):
+            self.closed = read_closed(self._name, func, self.line)
+            raise self.closed
         if func in _NUMBERS and isinstance(args[0], fake_tensor.FakeTensor):
             args = (args[0].detach(), *args[1:])  # it warns otherwise, of gradients that are ours
         try:
@@ -286,7 +295,7 @@ def _traced(
     function: Callable[..., Any], specs: Sequence[Spec], name: str, *, functional: bool
 ) -> tuple[torch.fx.GraphModule, str | None, frozenset[int]]:
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
-    lines = _Lines()
+    lines = _Lines(name)
     rule: str | None = None
     stopped: frozenset[int] = frozenset()
 
@@ -322,6 +331,8 @@ def _traced(
         if said is None:
             raise
         raise said.with_traceback(refusals.users(error.__traceback__, OWN)) from None
+    if lines.closed is not None:
+        raise lines.closed
     if lines.read is not None:  # and the function went another way than it would have gone
         said = lines.read.refused(name)
         assert said is not None

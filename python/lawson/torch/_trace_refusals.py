@@ -157,6 +157,14 @@ def _described(tensor: torch.Tensor) -> str:
     return f"{dtype}[{', '.join(str(n) for n in tensor.shape)}]"
 
 
+def read_closed(fusion: str, function: Any, line: str) -> UnsupportedError:
+    """Of a call that reads the values of a tensor that the marked function closes over."""
+    op = torch.overrides.resolve_name(function) or "PyTorch"
+    what = "it reads a tensor that the function closes over, whose values may be others at the next"
+    nearest = "the tensor itself in the place of the number; or the number as an argument"
+    return UnsupportedError(refusals.unsupported(fusion, op, line, f"{what} call", nearest))
+
+
 def refused(error: Exception, failed: Failed | None, fusion: str, line: str) -> Error | None:
     """What is raised in the place of an error that ends a trace; None: nothing, it is the user's.
 
