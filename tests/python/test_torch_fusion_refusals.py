@@ -414,6 +414,16 @@ def test_arguments_that_are_no_settings_are_named() -> None:
     )
 
 
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_tensors_without_memory_are_named(needs_grad: bool) -> None:
+    fused = cpu(lambda x, y: x * 2 + y)
+    close(fused(X, X), X * 3)
+    freed = X.clone()
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(lawson.InvalidArgumentError, match="'lambda': argument 'y' has elements"):
+        fused(X.clone().requires_grad_(needs_grad), freed)
+
+
 def test_the_nearest_op_is_near() -> None:
     for function, op, nearest in (
         (lambda x: torch.einsum("ii->i", x), "aten.diagonal", "torch.eye"),

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
 import torch
 
 from lawson import _core, _settings, _torch
-from lawson._errors import UnsupportedError
+from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson._graph.kernels import Kernel, Settings, build
 from lawson._graph.shapes import operands_of, results_of, types_of
 from lawson._graph.split import Glue, parts
@@ -85,6 +86,15 @@ def laid_out(
     return {**document, "inputs": given, "outputs": made}
 
 
+def named(error: InvalidArgumentError, fusion: str, labels: Sequence[str]) -> InvalidArgumentError:
+    """What is said about ``operand 1`` of a call, said about the fusion's argument."""
+    found = re.match(r"operand (\d+)\b", str(error))
+    if found is None or int(found[1]) >= len(labels):
+        return error
+    rest = str(error)[found.end() :]
+    return type(error)(f"fusion '{fusion}': argument '{labels[int(found[1])]}'{rest}")
+
+
 class Part:
     """One kernel of a program, for tensors of any strides."""
 
@@ -112,7 +122,10 @@ class Part:
     def __call__(self, *tensors: torch.Tensor) -> Sequence[torch.Tensor]:
         if self.is_constant:  # a call finds the device by an operand
             return self.call(torch.empty(1, device=self.program.device))
-        return self.call(*tensors)
+        try:
+            return self.call(*tensors)
+        except InvalidArgumentError as error:
+            raise named(error, self.program.name, self.inputs) from None
 
     def kernel(self, layouts: Sequence[Layout | None]) -> Kernel:
         """The plan for operands that lie like this."""

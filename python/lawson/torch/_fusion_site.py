@@ -25,7 +25,7 @@ from lawson.torch._fusion_around import Around
 from lawson.torch._fusion_captured import Slot
 from lawson.torch._fusion_op import apply, is_plain, recorded
 from lawson.torch._fusion_program import Program, no_tensor, program
-from lawson.torch._fusion_run import code_of
+from lawson.torch._fusion_run import code_of, named
 from lawson.torch._trace_fx import Spec, alone
 from lawson.torch._trace_refusals import check_dynamic
 
@@ -156,9 +156,9 @@ class Site:
                         return unflatten(direct(*given))
                     except _Otherwise:
                         pass
-                    except InvalidArgumentError:
+                    except InvalidArgumentError as error:
                         self.traced(tensors)  # what no graph has, is said with its line
-                        raise
+                        raise named(error, self.kind.name, first.program.labels) from None
                 else:
                     form = tuple((t.shape, t.stride(), t.dtype, t.device) for t in given)
                     core = self._cores.get(form)
