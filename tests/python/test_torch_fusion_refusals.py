@@ -242,6 +242,7 @@ def test_calls_that_a_trace_cannot_have() -> None:
     for function, words in (
         (lambda x: torch.add(x, 1, out=torch.empty_like(x)), "out= writes into a tensor"),
         (lambda x: __import__("copy").deepcopy(x), "Tensor.clone()"),
+        (lambda x: x.pin_memory(), "it is no computation"),
         (lambda x: compiled(x), "torch.compile around the fusion"),
     ):
         text = refused(lawson.UnsupportedError, function, X)
@@ -412,6 +413,15 @@ def test_arguments_that_are_no_settings_are_named() -> None:
     assert "argument 'x' is a lazily negated" in refused(
         lawson.UnsupportedError, lambda x: x * 2, lazily
     )
+
+
+def test_lazy_modules_are_called_before() -> None:
+    lazy = nn.LazyLinear(4)
+    text = re.escape("fusion 'LazyLinear': 'weight' has no shape yet")
+    with pytest.raises(lawson.InvalidArgumentError, match=text):
+        cpu(lazy)(X)
+    want = lazy(X)
+    close(cpu(lazy)(X), want)
 
 
 @pytest.mark.parametrize("needs_grad", [False, True])

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 from torch.utils import _pytree as pytree
 
 from lawson import _torch
@@ -185,6 +186,7 @@ class Site:
         specs = tuple(Spec.of(t) for t in tensors)
         slots = self.around.tensors
         own = [s.value for s in slots]
+        _check_initialized(self.kind.name, slots)
         swapped = not is_plain(own)
         key = (specs, swapped, tuple(map(Spec.of, own)) if slots else ())
         with self._lock:
@@ -314,6 +316,15 @@ def _check(name: str, label: str, tensor: torch.Tensor) -> None:
             f"unsupported: fusion '{name}': argument '{label}' is {kind}\n"
             "  nearest supported form: a dense, strided tensor on cuda, or on cpu"
         )
+
+
+def _check_initialized(name: str, slots: Sequence[Slot]) -> None:
+    for slot in slots:
+        if is_lazy(slot.value):
+            raise InvalidArgumentError(
+                f"fusion '{name}': '{slot.label}' has no shape yet (a lazy module); call the module "
+                "once, outside of the fusion"
+            )
 
 
 @contextlib.contextmanager

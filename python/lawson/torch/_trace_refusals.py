@@ -56,6 +56,7 @@ _TEXTS: dict[str, tuple[str, str]] = {
     "unsupported format string passed to FakeTensor": _NUMBER,
     "argument of type: <class 'torch._C.Generator'>": (
         "its result is random", "random numbers as an argument"),
+    "NYI: aten.": ("it is no computation", refusals.OUTSIDE),
     "Only Tensors created explicitly": ("a tensor that is traced has no copies", "Tensor.clone()"),
     ": functions with out=": ("out= writes into a tensor", "the result as a value"),
     "Detected that you are using FX to symbolically trace a dynamo-optimized": (
