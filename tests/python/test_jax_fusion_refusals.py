@@ -104,6 +104,15 @@ def test_attention_is_no_part_of_a_fusion() -> None:
 def test_the_nearest_form_is_near() -> None:
     text = refused(lawson.UnsupportedError, lambda x: jnp.arccos(x), X)
     assert "acos at" in text and "the angle outside of the fusion" in text  # which is no cosine
+    text = refused(
+        lawson.UnsupportedError, lambda x: x + jax.random.normal(jax.random.key(0), (8,)), X
+    )
+    assert "random numbers as an argument" in text
+
+
+def test_settings_that_are_not_hashable_are_named() -> None:
+    with pytest.raises(lawson.InvalidArgumentError, match=r"hashable: 'm.b': unhashable type: 's"):
+        cpu(lambda x, *, m: x)(X, m={"a": 1, "b": {1}})
 
 
 def test_settings_that_there_are_none_of() -> None:

@@ -108,8 +108,13 @@ class Fusion:
         try:
             hash(key)
         except TypeError as error:
+            paths = jax.tree_util.tree_flatten_with_path(
+                jax.tree.unflatten(tree, range(tree.num_leaves))
+            )[0]
+            label = next((self._label(paths[i][0]) for i, v in fixed.items() if not _hashes(v)), "")
             raise InvalidArgumentError(
-                f"fusion '{self.__name__}': keywords that are no arrays must be hashable: {error}"
+                f"fusion '{self.__name__}': keywords that are no arrays must be hashable: "
+                f"'{label}': {error}"
             ) from error
         with self._lock:
             found = self._traced.get(key)
@@ -255,6 +260,14 @@ def cudnn_fusion(function: Callable[..., Any] | None = None, **unknown: Never) -
             'lawson.jax.fusion takes settings: @fusion(engines=["cpu"])'
         )
     return fusion(function, definition=True)
+
+
+def _hashes(value: Any) -> bool:
+    try:
+        hash(value)
+    except TypeError:
+        return False
+    return True
 
 
 def is_array(leaf: Any) -> bool:

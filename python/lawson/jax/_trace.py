@@ -50,6 +50,7 @@ _HINTS = {
     "sharding_constraint": "the constraint outside of the fusion",
     "pure_callback": "the callback outside of the fusion",
     "debug_callback": "the printing outside of the fusion",
+    "debug_print": "the printing outside of the fusion",
 }  # fmt: skip
 
 
@@ -62,7 +63,12 @@ class Walk(_walk.Walk):
     def dtype(self, dtype: Any) -> str:
         name = dtype_name(dtype)
         if name is None:
-            near = {"u": "int32", "c": "its real and imaginary parts"}.get(str(dtype)[:1], "f32")
+            known = {
+                "u": "int32",
+                "c": "its real and imaginary parts",
+                "k": "random numbers as an argument",  # of a key
+            }
+            near = known.get(str(dtype)[:1], "f32")
             self.refuse(f"dtype {dtype} is none of Lawson's", near)
         return name
 
