@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import lawson
@@ -37,6 +38,41 @@ def test_reductions_of_nothing(name: str) -> None:
     got, want = cpu(EMPTY[name])(x), EMPTY[name](x)
     assert (got.dtype, got.shape) == (want.dtype, want.shape)
     close(got, want)
+
+
+@pytest.mark.parametrize("how", ["eager", "compile", "export"])
+def test_results_that_are_expanded(how: str) -> None:
+    def function(x: Tensor) -> Any:
+        mean = x.mean(-1, keepdim=True)
+        return mean.expand(4, 8), (x * 2)[:1].expand(4, 8).t(), torch.ones(1).expand(3), mean
+
+    fused: Any = cpu(function)
+    if how == "compile":
+        torch._dynamo.reset()
+        fused = torch.compile(lambda x: cpu_mean(x), backend="aot_eager")
+    elif how == "export":
+        fused = torch.export.export(Means(), (X,)).module()
+    x, y = X.clone().requires_grad_(), X.clone().requires_grad_()
+    got, want = fused(x), (of_mean if how != "eager" else function)(y)
+    close(got, want)
+    loss = [sum(r.sin().sum() for r in rs if r.requires_grad) for rs in (got, want)]
+    close(*(torch.autograd.grad(a, b) for a, b in zip(loss, (x, y), strict=True)))  # type: ignore[arg-type]
+    if how == "eager":
+        got[0].mul_(2)  # each element is one
+        assert cpu(lambda x: x)(X[:1].expand(4, 8)).stride() == (0, 1)
+
+
+def of_mean(x: Tensor) -> Any:
+    mean = x.mean(-1, keepdim=True)
+    return mean.expand(4, 8), (x * 2)[:1].expand(4, 8).t()
+
+
+cpu_mean = cpu(of_mean)
+
+
+class Means(nn.Module):
+    def forward(self, x: Tensor) -> Any:
+        return cpu_mean(x)
 
 
 WEIGHT = nn.Parameter(torch.randn(8))
@@ -182,6 +218,95 @@ def test_what_is_no_computation_is_itself() -> None:
     fixed = torch.ones(3)
     got = cpu(lambda x: (x, fixed, x * 2))(X)
     assert got[0] is X and got[1] is fixed
+
+
+def with_clone(x: Tensor) -> Any:
+    y = x * 3
+    return y, y.clone(), y.view_as(y)
+
+
+MEMORIES: dict[str, Callable[[Tensor], Any]] = {
+    "clone": lambda x: x.clone(), "both": lambda x: (x.clone(), x, x * 2), "result": with_clone,
+    "equal": lambda x: (x * 2, x * 2), "argument": lambda x: (x.clone(), x.clone()),
+    "turned": lambda x: x.t().clone(memory_format=torch.contiguous_format),
+    "in order": lambda x: x.clone(memory_format=torch.contiguous_format),
+    "converted": lambda x: x.to(torch.float32, copy=True), "padded": lambda x: x.roll(0, 0),
+    "closed over": lambda x: (WEIGHT.clone(), x * 2), "same": lambda x: [x * 2] * 2,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", MEMORIES)
+def test_results_share_memory_where_pytorchs_do(name: str) -> None:
+    function, leaves = MEMORIES[name], torch.utils._pytree.tree_leaves
+    for needed in (False, True):
+        for x in (X.clone(), torch.randn(8, 4).t()):
+            x.requires_grad_(needed)
+            got, want = leaves(cpu(function)(x)), leaves(function(x))
+            close(got, want)
+            assert [r.stride() for r in got] == [r.stride() for r in want]
+            assert [r.requires_grad for r in got] == [r.requires_grad for r in want]
+            places = [
+                [[a.data_ptr() == b.data_ptr() for a in (*rs, x, WEIGHT)] for b in (*rs, x, WEIGHT)]
+                for rs in (got, want)
+            ]
+            assert places[0] == places[1]
+            if needed:
+                close(*(torch.autograd.grad(sum(r.sin().sum() for r in rs), x) if name != "closed over"
+                        else () for rs in (got, want)))  # fmt: skip
+    close(torch.vmap(cpu(function))(X), torch.vmap(function)(X))
+    if name not in ("both", "result", "same"):  # Dynamo takes no results that are one tensor
+        torch._dynamo.reset()
+        marked = cpu(function)
+        compiled = torch.compile(lambda x: marked(x), backend="aot_eager", fullgraph=True)
+        close(leaves(compiled(X)), leaves(function(X)))
+
+
+class Reversed(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return -gradients[0]
+
+
+class Tripled(Reversed):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return 3 * gradients[0]
+
+
+def many_ways(x: Tensor) -> Any:
+    y = x * 2
+    back, three = (r.apply for r in (Reversed, Tripled))
+    return x, back(x), three(x), y, back(y), three(y), back(y), y, WEIGHT, three(WEIGHT)
+
+
+WAYS: dict[str, Callable[[Tensor], Any]] = {
+    "ends": lambda x: (x.clamp(-1, 1), F.hardtanh(x)), "many": many_ways,
+    "reversed": lambda x: (Reversed.apply(x),), "tripled": lambda x: (Tripled.apply(x), x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_equal_results_have_gradients_of_their_own(name: str) -> None:
+    x = torch.tensor([-1.0, 1.0, 0.5] * 2 + [2.0, -2.0]).requires_grad_()
+    got, want = cpu(WAYS[name])(x), WAYS[name](x)
+    close(list(got), list(want))
+    for i in range(len(want)):
+        assert got[i].requires_grad
+        close(*(
+            torch.autograd.grad(r[i].sum(), (x, WEIGHT), retain_graph=True, materialize_grads=True,
+                                allow_unused=True)
+            for r in (got, want)
+        ))  # fmt: skip
+    close(*(torch.autograd.grad(sum((i + 1) * r.sum() for i, r in enumerate(rs)), x)
+            for rs in (got, want)))  # fmt: skip
 
 
 def test_a_fusion_where_dynamo_breaks_the_graph() -> None:

@@ -401,10 +401,12 @@ def program(
     names = {id(t): n for n, t in known}
     own = [names.get(id(t), f"captured{i}") for i, t in enumerate(lifted.captured)]
     results = []
-    for spec in lifted.results:
+    for spec, output in zip(lifted.results, lifted.trace.outputs, strict=True):
         if spec is None:
             no_tensor(name)
-        results.append(spec)
+        # An expanded result is written in full: elements that share memory are no kernel's.
+        is_shared = any(n > 1 and s == 0 for n, s in zip(spec.shape, spec.stride, strict=True))
+        results.append(_dense(spec) if is_shared and output.kind != "argument" else spec)
     made = lifted.trace
     if is_derived and made.document is not None:
         made = dataclasses.replace(made, document=tidied(made.document))
