@@ -24,7 +24,7 @@ def options_of(setup: Setup, platform: str, spec: str, device: _core.Device) -> 
     choice = setup.choice
     engines: tuple[str | None, ...] = (choice.engine,)
     if device.is_present:
-        given = None if choice.engine is None else (choice.engine,)
+        given = None if choice.engine is None else tuple(choice.engine.split(","))
         engines = _settings.engines_on(platform, given, name="engine") or (None,)
     reasons: list[str] = []
     for engine in engines:

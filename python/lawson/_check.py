@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from lawson import _core
+from lawson import _core, _settings
 from lawson._documents import Document, is_spec, read
 from lawson._errors import Error, InvalidArgumentError, UnavailableError
 
@@ -157,9 +157,24 @@ def _workloads(
         )
         workloads: Json = json.loads(text)
         return workloads
+    given = {"batch": batch, "seqlen": seqlen, "context": context, "passes": passes, "dtype": dtype}
+    for name, value in given.items():
+        if value:
+            raise InvalidArgumentError(
+                f"{name}: {_settings.shown(value)} goes with a model, and {document.source} is a "
+                "spec, which says it itself"
+            )
     spec = _core.Spec.from_json(document.text, document.source)
     workload = {"name": spec.name, "group": "spec", "layers": 0, "note": ""}
     return {"model": spec.name, "workloads": [{**workload, "spec": json.loads(document.text)}]}
+
+
+def _names(argument: str, given: Any, allowed: str) -> tuple[str, ...]:
+    """A list of names, or one text with commas between them."""
+    listed = given.split(",") if isinstance(given, str) and given else given or ()
+    if not isinstance(listed, (list, tuple)) or not all(isinstance(x, str) for x in listed):
+        _settings.refuse(argument, given, f"a list of {allowed}, or text with commas")
+    return tuple(name.strip() for name in listed)
 
 
 def _in_threads(function: Callable[[_T], _R], items: Sequence[_T]) -> list[_R]:
@@ -206,9 +221,20 @@ def check(
       InvalidArgumentError: the config or a target; the message names the field.
       UnavailableError: nothing could be judged: no cuDNN, no worker.
     """
-    names = tuple(targets.split(",") if isinstance(targets, str) else targets)
+    names = _names("targets", targets, "names of lawson.targets()")
     if not names:
         raise InvalidArgumentError("targets: an empty list; expected names of lawson.targets()")
+    passes = _names("passes", passes, "passes: prefill, decode, training")
+    build = _settings.flag("build", build)
+    neighbours, batch, seqlen, context = (
+        _settings.integer(name, value, "a whole number, 0 or more", least=0)
+        for name, value in (
+            ("neighbours", neighbours),
+            ("batch", batch),
+            ("seqlen", seqlen),
+            ("context", context),
+        )
+    )
     devices = {name: _core.Device(name) for name in names}
     found = _workloads(model, batch, seqlen, context, passes, dtype)
     options = _core.Options(strength="built" if build else "judged")

@@ -97,7 +97,8 @@ def number(
 def window(name: str, value: Any) -> tuple[int, int]:
     """(left, right): how many columns a row sees to each side; -1: all."""
     allowed = "(left, right): two whole numbers from -1 (all) to 2^31 - 1"
-    if not isinstance(value, (tuple, list, np.ndarray)) or len(np.shape(value)) != 1:
+    is_array = isinstance(value, np.ndarray) and value.ndim == 1
+    if not is_array and not isinstance(value, (tuple, list)):
         refuse(name, value, allowed)
     if len(value) != 2 or not all(is_integer(x) and -1 <= x < 1 << 31 for x in value):
         refuse(name, value, allowed)

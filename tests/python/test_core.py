@@ -331,8 +331,8 @@ def test_check_of_a_config_as_dict_and_of_its_folder(tmp_path: Path) -> None:
     text = (ROOT / "examples/models/gpt2.json").read_text(encoding="utf-8")
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     names = [
-        [workload.name for workload in lawson.check(given, "cpu", passes=["decode"], seqlen=32)]
-        for given in (tmp_path, json.loads(text), text)
+        [workload.name for workload in lawson.check(given, "cpu", passes=passes, seqlen=32)]
+        for given, passes in ((tmp_path, ["decode"]), (json.loads(text), "decode"), (text, ("decode",)))
     ]
     assert names[0] == names[1] == names[2] != []
 
@@ -455,6 +455,26 @@ ERRORS: dict[str, tuple[type[Exception], str, Callable[[Path], object]]] = {
         lawson.InvalidArgumentError,
         "h999",
         lambda _: lawson.check(graph_document(), ["h999"]),
+    ),
+    "spec and batch": (
+        lawson.InvalidArgumentError,
+        "batch: 2 goes with a model",
+        lambda _: lawson.check(graph_document(), "cpu", batch=2),
+    ),
+    "spec and passes": (
+        lawson.InvalidArgumentError,
+        "goes with a model",
+        lambda _: lawson.check(graph_document(), "cpu", passes="decode"),
+    ),
+    "build": (
+        lawson.InvalidArgumentError,
+        "build: 'no'",
+        lambda _: lawson.check(graph_document(), "cpu", build="no"),  # type: ignore[arg-type]
+    ),
+    "neighbours": (
+        lawson.InvalidArgumentError,
+        "neighbours: -1",
+        lambda _: lawson.check(graph_document(), "cpu", neighbours=-1),
     ),
     "config": (lawson.InvalidArgumentError, "field", lambda _: lawson.check({"x": 1}, ["cpu"])),
     "type": (lawson.InvalidArgumentError, "int is not allowed", lambda _: lawson.probe(3, "cpu")),  # type: ignore[arg-type]

@@ -391,6 +391,71 @@ def test_new_tokens_are_written_into_the_cache(traced: bool) -> None:
     check_output(o, dense(q, k, v, see))
 
 
+def test_a_cache_shares_no_memory_with_what_is_read() -> None:
+    kv = normal(1, 2, 8, 2, 2, 8)
+    q, new, lengths = normal(0, 2, 1, 2, 8), normal(3, 2, 1, 2, 8), torch.tensor([4, 5])
+    # Side by side in one tensor is not shared.
+    k, v = kv[:, :, 0], kv[:, :, 1]
+    apart = [k.clone(), v.clone()]
+    expected = attention(q, *apart, k_new=new, v_new=new, seqlens_kv=lengths)
+    assert torch.equal(attention(q, k, v, k_new=new, v_new=new, seqlens_kv=lengths), expected)
+    assert torch.equal(k, apart[0]) and torch.equal(v, apart[1])
+    flat = torch.zeros(2 * 8 * 2 * 8 + 32)
+    first, second = flat[:-32].view(2, 8, 2, 8), flat[32:].view(2, 8, 2, 8)
+    own = normal(4, 2, 8, 2, 8)
+    for given, named in (
+        ((q, first, second, new, new), "v"),
+        ((first[:, 4:5], first, own, new, new), "q"),
+        ((q, first, own, first[:, :1], new), "k_new"),
+        ((q, own, first, new, first[:, 7:]), "v_new"),
+    ):
+        q_, k_, v_, k_new, v_new = given
+        version = flat._version
+        with pytest.raises(lawson.InvalidArgumentError, match=f"^{named}: its memory is part of"):
+            attention(q_, k_, v_, k_new=k_new, v_new=v_new, seqlens_kv=lengths)
+        assert flat._version == version and not flat.any()
+
+
+def test_a_refused_append_is_no_write() -> None:
+    k, v, new = normal(1, 2, 8, 2, 8), normal(2, 2, 8, 2, 8), normal(3, 2, 1, 2, 8)
+    versions = k._version, v._version
+    with pytest.raises(lawson.InvalidArgumentError, match="alibi_slopes"):
+        attention(
+            new,
+            k,
+            v,
+            k_new=new,
+            v_new=new,
+            seqlens_kv=torch.tensor([1, 2]),
+            alibi_slopes=torch.ones(3),
+        )
+    assert (k._version, v._version) == versions
+
+
+def test_the_host_needs_a_named_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    q = normal(0, 2, 2, 4, 8)
+    for given in (q, torch.nn.Parameter(q)):
+        scaled_dot_product_attention(given, q, q)
+    monkeypatch.delenv("LAWSON_ENGINE")
+    for given in (q, torch.nn.Parameter(q)):
+        for call in (scaled_dot_product_attention, attention):
+            with pytest.raises(lawson.UnsupportedError, match="no engine is named"):
+                call(given, q, q)
+
+
+def test_the_order_of_engines_is_that_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lawson.torch import inspect
+
+    monkeypatch.setenv("LAWSON_POLICY", "allow")
+    q = normal(0, 2, 2, 4, 8)
+    for order in ("cpu,reference", "reference,cpu", "cpu,reference"):
+        monkeypatch.setenv("LAWSON_ENGINE", order)
+        got = scaled_dot_product_attention(q, q, q)
+        (told,) = inspect(scaled_dot_product_attention)(q, q, q)
+        assert told.engine == order.partition(",")[0]
+        assert torch.equal(got, scaled_dot_product_attention(q, q, q, engine=told.engine))
+
+
 PACKED: dict[str, Any] = {
     "bs3hd": lambda q, k, v: (torch.stack([q, k, v], 2),),
     "bsh3d": lambda q, k, v: (torch.stack([q, k, v], 3),),

@@ -267,12 +267,38 @@ def test_tensors_that_say_themselves_what_functions_do(runs: list[str]) -> None:
         lawson.torch.scaled_dot_product_attention(doubled, q, q, engine="cpu")
 
 
-def test_no_depth_gives_zeros_as_torch_does() -> None:
+@pytest.mark.parametrize("masked", [False, True])
+def test_no_depth_is_a_score_of_zero(masked: bool) -> None:
     q, k = (torch.zeros(2, 3, 5, 0, requires_grad=True) for _ in "qk")
     v = torch.randn(2, 3, 5, 8, requires_grad=True)
+    mask = torch.ones(5, 5).tril() > 0 if masked else None
+    expected = F.scaled_dot_product_attention(torch.zeros(2, 3, 5, 4), torch.zeros(5, 4), v, mask)
+    expected_gradient = torch.autograd.grad(expected.sum(), v)
     with patch():
-        o = F.scaled_dot_product_attention(q, k, v)
-    assert torch.equal(o, torch.zeros(2, 3, 5, 8))
+        o = F.scaled_dot_product_attention(q, k, v, mask)
+    torch.testing.assert_close(o, expected, **CLOSE)
     o.sum().backward()
-    assert v.grad is not None and torch.equal(v.grad, torch.zeros_like(v))
+    torch.testing.assert_close(v.grad, *expected_gradient, **CLOSE)
     assert q.grad is not None and q.grad.shape == q.shape
+    with patch(), pytest.raises(lawson.InvalidArgumentError, match="attn_mask: shape"):
+        F.scaled_dot_product_attention(q, k, v, torch.zeros(7, 7))
+
+
+def test_options_hold_where_the_call_says_nothing(runs: list[str]) -> None:
+    q = torch.randn(2, 2, 5, 8)
+    causal = F.scaled_dot_product_attention(q, q, q, is_causal=True)
+    plain = F.scaled_dot_product_attention(q, q, q)
+    with patch(is_causal=True, dropout_p=0.0):
+        torch.testing.assert_close(F.scaled_dot_product_attention(q, q, q), causal, **CLOSE)
+        for said in (
+            F.scaled_dot_product_attention(q, q, q, None, 0.0, False),
+            F.scaled_dot_product_attention(q, q, q, is_causal=False),
+        ):
+            torch.testing.assert_close(said, plain, **CLOSE)
+    layer = torch.nn.MultiheadAttention(16, 2, batch_first=True).train()
+    x = torch.randn(2, 5, 16)
+    expected, _ = layer(x, x, x, need_weights=False)
+    with patch(dropout_p=0.0):
+        got, _ = layer(x, x, x, need_weights=False)
+    torch.testing.assert_close(got, expected, **CLOSE)
+    assert len(runs) == 4

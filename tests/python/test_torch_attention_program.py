@@ -117,6 +117,32 @@ def test_compiled_without_a_graph_break(dynamic: bool | None) -> None:
         torch.testing.assert_close(call(*longer), theirs(*longer), **CLOSE)
 
 
+@pytest.mark.parametrize(
+    "name", ["window", "workspace_limit", "softcap", "scale", "max_seqlen_kv"]
+)
+def test_numbers_that_change_compile_again(name: str) -> None:
+    """A number of the call selects what runs, so it is a constant of what is compiled."""
+    q = torch.randn(2, 8, 2, 8)
+    pages: dict[str, Any] = {
+        "page_table_k": torch.tensor([[0], [1]], dtype=torch.int32),
+        "seqlens_kv": torch.tensor([2, 3]),
+    }
+
+    def call(n: int) -> torch.Tensor:
+        given: dict[str, Any] = {name: (n, 0) if name == "window" else n}
+        if name == "workspace_limit":
+            given[name] = n << 20
+        if name == "max_seqlen_kv":
+            given.update(pages)
+        found: torch.Tensor = attention(q, q, q, **given)
+        return found
+
+    torch._dynamo.reset()
+    compiled = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for n in (4, 5, 6, 4):
+        torch.testing.assert_close(compiled(n), call(n))
+
+
 def test_dynamic_sizes_compile_once() -> None:
     from torch._dynamo.testing import CompileCounterWithBackend
 

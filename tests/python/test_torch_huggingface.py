@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+import lawson
 from new_process import in_new_process
 
 installed = pytest.mark.skipif(
@@ -37,6 +38,16 @@ print("lawson" in AttentionInterface(), "lawson" in AttentionMaskInterface())
 """
     )
     assert out.split() == ["True", "True"]
+
+
+@pytest.mark.parametrize("name", ["position_bias", "head_mask"])
+def test_what_would_change_the_numbers_is_not_dropped(name: str) -> None:
+    from lawson.torch._huggingface import attention_forward
+
+    q = torch.randn(1, 2, 3, 8)
+    attention_forward(None, q, q, q, None, **{name: None})
+    with pytest.raises(lawson.UnsupportedError, match=f"'lawson': {name} is not supported"):
+        attention_forward(None, q, q, q, None, **{name: torch.ones(2)})
 
 
 # Packages of this name with what registration looks for, to be put in front of an installed one.

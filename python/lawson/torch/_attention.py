@@ -14,7 +14,7 @@ from lawson._errors import InvalidArgumentError
 from lawson.torch import _attention_arguments as arguments
 from lawson.torch import _attention_nested as nested
 from lawson.torch._attention_arguments import Operands
-from lawson.torch._attention_call import attend, number, settled
+from lawson.torch._attention_call import attend, known, number, settled, window_of
 
 
 def attention(
@@ -191,8 +191,8 @@ def attention(
         {},
     )
     paged = page_table_k is not None
-    most_kv = arguments.longest("max_seqlen_kv", max_seqlen_kv)
-    most_q = arguments.longest("max_seqlen_q", max_seqlen_q)
+    most_kv = shared.longest("max_seqlen_kv", known(max_seqlen_kv))
+    most_q = shared.longest("max_seqlen_q", known(max_seqlen_q))
     if words[1] == "thd" and k.shape[0] == 0:  # a spec has no ragged side without tokens
         k, v = (torch.nn.functional.pad(x, (0, 0, 0, 0, 0, 1)) for x in (k, v))
     operands = Operands({}, words, q, k, v)
@@ -222,7 +222,7 @@ def attention(
         {
             "words": words,
             "mask": mask,
-            "window": _settings.window("window", window),
+            "window": window_of("window", window),
             "bias": kind,
             "softmax": "learnable" if sink is not None else softmax_kind,
             "softcap": number("softcap", softcap, "softcap"),

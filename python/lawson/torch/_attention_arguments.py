@@ -100,10 +100,6 @@ def autocast(q: Any, *others: Any) -> tuple[Any, ...]:
     return tuple(cast(x) for x in given)
 
 
-def longest(name: str, given: Any) -> int | None:
-    return shared.longest(name, int(given) if isinstance(given, torch.SymInt) else given)
-
-
 class Operands(shared.Operands):
     array = staticmethod(tensor)
     dtype = staticmethod(type_text)

@@ -7,7 +7,6 @@ of what was made for it, and a constant where torch.compile traces.
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,9 +16,7 @@ from torch import Tensor
 from lawson import _attention_arguments as shared
 from lawson import _settings, _torch
 from lawson._attention_setup import Choice, Setup
-from lawson._errors import UnsupportedError
 from lawson.torch import _attention_ops as ops
-from lawson.torch._asked import is_elsewhere
 from lawson.torch._attention_autograd import (
     APPENDED,
     Attend,
@@ -28,7 +25,7 @@ from lawson.torch._attention_autograd import (
     refuse_gradients,
     training_setup,
 )
-from lawson.torch._attention_run import KEPT, Runner, device_of, written
+from lawson.torch._attention_run import KEPT, Runner, check_caches, device_of, host_engine
 from lawson.torch._attention_sharding import is_distributed
 
 ops.register()
@@ -36,7 +33,7 @@ ops.register()
 recorded_call: Any = Attend.apply
 # Without what Function.apply does for tensors that outlived a transform of functorch.
 plainly_recorded: Any = super(torch.autograd.Function, Attend).apply
-_PLAIN = (Tensor, torch.nn.Parameter)
+PLAIN = (Tensor, torch.nn.Parameter)
 _transforms = torch._C._are_functorch_transforms_active
 _is_compiling = torch.compiler.is_compiling
 
@@ -73,7 +70,7 @@ def is_traced() -> bool:
 
 def is_plain(tensors: Sequence[Tensor]) -> bool:
     """Whether these are nothing but memory with a shape."""
-    return all(type(x) in _PLAIN for x in tensors)
+    return all(type(x) in PLAIN for x in tensors)
 
 
 @functools.lru_cache(maxsize=KEPT)
@@ -116,32 +113,6 @@ def runner_for(labels: tuple[tuple[str, str], ...], *static: Any) -> Runner:
     return Runner(setup_for(*static), "forward", labels=dict(labels))
 
 
-def host_engine(given: str | None) -> str | None:
-    """The engine for tensors of the host, which has to be named; None: one of several, by policy.
-
-    Raises UnsupportedError, which says how to name one.
-    """
-    if is_elsewhere():
-        return given
-    return _host_engine(given, os.environ.get("LAWSON_ENGINE"), os.environ.get("LAWSON_POLICY"))
-
-
-host_engine._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-@functools.lru_cache(maxsize=64)
-def _host_engine(given: str | None, said: str | None, policy: str | None) -> str | None:
-    del said, policy  # of the environment, which these functions read
-    named = _settings.engines_on("cpu", None if given is None else (given,))
-    if not named:
-        raise UnsupportedError(
-            "attention: these tensors are the host's, no engine is named, and the default engine, "
-            'cudnn, needs a GPU. To run on the CPU name its engine: engine="cpu", or '
-            "LAWSON_ENGINE=cpu in the environment"
-        )
-    return named[0] if len(named) == 1 else None
-
-
 def wants_gradient(operands: Mapping[str, Tensor]) -> bool:
     """Whether autograd records what is done with these."""
     if not torch.is_grad_enabled():
@@ -162,19 +133,32 @@ _number._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def known(value: Any) -> Any:
-    """The number itself, where torch.compile has a symbol for it: it selects what runs."""
-    if torch.compiler.is_compiling() and isinstance(value, (int, float)):
+    """The number itself, where a trace has a symbol for it: it selects what runs."""
+    is_symbol = isinstance(value, (torch.SymInt, torch.SymFloat))
+    if is_symbol or (torch.compiler.is_compiling() and isinstance(value, (int, float))):
         return torch.fx.experimental.symbolic_shapes.guard_scalar(value)
     return value
 
 
+def window_of(name: str, value: Any) -> tuple[int, int]:
+    """`_settings.window`, of numbers that a trace may have symbols for."""
+    if isinstance(value, (tuple, list)):
+        value = tuple(known(x) for x in value)
+    return _settings.window(name, value)
+
+
 def settled(deterministic: Any, engine: Any, workspace_limit: Any, tuning: Any) -> dict[str, Any]:
     """The static fields that say how a plan is chosen, checked."""
-    limit = _settings.workspace_limit(workspace_limit)
+    limit = _settings.workspace_limit(known(workspace_limit))
+    if isinstance(engine, str) and "," in engine:  # `host_engine`'s
+        for name in engine.split(","):
+            _settings.engine(name)
+    else:
+        engine = _settings.engine(engine)
     exact = _settings.flag("deterministic", deterministic)
     return {
         "deterministic": exact or torch.are_deterministic_algorithms_enabled(),
-        "engine": _settings.engine(engine),
+        "engine": engine,
         "workspace_limit": -1 if limit is None else limit,
         "tuning": _settings.tuning(tuning),
     }
@@ -206,7 +190,7 @@ def attend(
         return _traced(operands, static, recorded)
     values = tuple(static[name] for name in STATIC)
     if "k_new" in operands and not recorded:
-        written(operands["k"], operands["v"])
+        check_caches(operands)
     outs = ["o"]
     outs += [name for name in ("stats", "max_logit", "dropped") if static[name]]
     if recorded:

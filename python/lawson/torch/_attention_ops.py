@@ -114,7 +114,7 @@ def _backward(*given: Any) -> Any:
 
 
 def _append(*given: Any) -> Any:
-    run.written(given[1], given[2])
+    run.check_caches(dict(zip(APPEND, given, strict=False)))
     return _run("forward", APPEND, ("o", "stats", "max_logit"), *given)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import os
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -20,6 +21,7 @@ from lawson import _core, _settings, _torch
 from lawson._attention_plan import judge, options_of
 from lawson._attention_setup import ARGUMENTS, FLOATS, Setup
 from lawson._errors import InvalidArgumentError, UnsupportedError
+from lawson.torch._asked import is_elsewhere
 
 # Whose strides a spec says; the others are contiguous.
 STRIDED = ("q", "k", "v", "o", "do", "dq", "dk", "dv")
@@ -268,6 +270,8 @@ def choose(
             device, platform = _core.Device(target), _settings.platform_of(target)
         else:
             device, platform = device_of(operands[0].device), operands[0].device.type
+            if platform == "cpu":
+                host_engine(setup.choice.engine)  # refused where none is named
         return make(spec, device, options_of(setup, platform, spec, device), sorted(copied))
 
     try:
@@ -333,21 +337,82 @@ def _is_dense(name: str, x: Tensor) -> bool:
     return x.is_contiguous()
 
 
-def written(k: Tensor, v: Tensor) -> None:
-    """Before a call writes into these caches: what torch does for its own writes in place."""
-    if k.numel() and k.data_ptr() == v.data_ptr():
-        raise InvalidArgumentError(
-            "v: the memory of k; a cache that is appended to has k and v apart"
-        )
+def check_caches(named: Mapping[str, Tensor]) -> None:
+    """Refuses caches k and v that a call could not write new tokens into."""
+    written = {name: named[name] for name in ("k", "v")}
+    for name, x in written.items():
+        for other in ("v", "q", "k_new", "v_new") if name == "k" else ("q", "k_new", "v_new"):
+            if _share_memory(x, named[other]):
+                raise InvalidArgumentError(
+                    f"{other}: its memory is part of {name}'s, which a call with k_new writes to; "
+                    "expected memory of its own"
+                )
     if torch.is_inference_mode_enabled():
         return
-    for name, x in (("k", k), ("v", v)):
+    for name, x in written.items():
         if x.is_inference():
             raise InvalidArgumentError(
                 f"{name}: made in torch.inference_mode(), outside of which torch lets nobody write "
                 "to it; append to it inside, or make it outside"
             )
-        torch.autograd.graph.increment_version(x)
+
+
+def _share_memory(x: Tensor, y: Tensor) -> bool:
+    """Whether an element of one is one of the other's; exact for tensors of the same strides."""
+    if not x.numel() or not y.numel():
+        return False
+    if x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr():
+        return False
+    apart = int(y.storage_offset() - x.storage_offset())
+    ends = [sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) for t in (x, y)]
+    if apart > ends[0] or -apart > ends[1]:
+        return False
+    if x.stride() != y.stride():
+        return True
+    sizes = (max(pair) for pair in zip(x.shape, y.shape, strict=True))
+    return _is_step(apart, sorted(zip(x.stride(), sizes, strict=True), reverse=True))
+
+
+def _is_step(apart: int, axes: Sequence[tuple[int, int]]) -> bool:
+    """Whether so many elements lie between two places of such strides and sizes."""
+    if not axes:
+        return apart == 0
+    (stride, size), rest = axes[0], axes[1:]
+    if stride == 0:
+        return _is_step(apart, rest)
+    reach = sum(s * (n - 1) for s, n in rest)
+    first, last = -((reach - apart) // stride), (apart + reach) // stride
+    return any(
+        _is_step(apart - steps * stride, rest)
+        for steps in range(max(first, 1 - size), min(last, size - 1) + 1)
+    )
+
+
+def host_engine(given: str | None) -> str | None:
+    """The engine for tensors of the host, which has to be named, or several in the order of policy
+    "allow", joined by commas.
+
+    Raises UnsupportedError, which says how to name one.
+    """
+    if is_elsewhere():
+        return given
+    return _host_engine(given, os.environ.get("LAWSON_ENGINE"), os.environ.get("LAWSON_POLICY"))
+
+
+host_engine._dynamo_marked_constant = True  # type: ignore[attr-defined]  # assume_constant_result
+
+
+@functools.lru_cache(maxsize=64)
+def _host_engine(given: str | None, said: str | None, policy: str | None) -> str | None:
+    del said, policy  # of the environment, which these functions read
+    named = _settings.engines_on("cpu", None if given is None else tuple(given.split(",")))
+    if not named:
+        raise UnsupportedError(
+            "attention: these tensors are the host's, no engine is named, and the default engine, "
+            'cudnn, needs a GPU. To run on the CPU name its engine: engine="cpu", or '
+            "LAWSON_ENGINE=cpu in the environment"
+        )
+    return ",".join(named)
 
 
 @functools.lru_cache(maxsize=KEPT)

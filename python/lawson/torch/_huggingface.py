@@ -16,6 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
+from lawson._errors import UnsupportedError
 from lawson.torch._sdpa import scaled_dot_product_attention
 
 NAME = "lawson"
@@ -44,6 +45,12 @@ def attention_forward(
     Returns:
       `[b, s, h, d]`, and None for the weights, which are never made.
     """
+    for name in ("position_bias", "head_mask"):
+        if more.get(name) is not None:
+            raise UnsupportedError(
+                f"attention implementation '{NAME}': {name} is not supported; expected None (a bias "
+                "is added in attention_mask)"
+            )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     out = scaled_dot_product_attention(
         query,

@@ -8,7 +8,7 @@ torch.compile guards on it, and on exit nothing is left.
 
 from __future__ import annotations
 
-import functools
+import inspect
 import types
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -66,6 +66,9 @@ def _by_their_own(
     )
 
 
+_POSITIONAL = tuple(inspect.signature(scaled_dot_product_attention).parameters)
+
+
 class patch(TorchFunctionMode):
     """Within it, `torch.nn.functional.scaled_dot_product_attention` is Lawson's.
 
@@ -89,8 +92,12 @@ class patch(TorchFunctionMode):
         super().__init__()
         check_options(options)
         self.options = options
-        attention = functools.partial(scaled_dot_product_attention, **options)
-        self.multi_head = _copy(_MULTI_HEAD, scaled_dot_product_attention=attention)
+        self.multi_head = _copy(_MULTI_HEAD, scaled_dot_product_attention=self._attention)
+
+    def _attention(self, *args: Any, **kwargs: Any) -> Any:
+        said = _POSITIONAL[: len(args)]
+        options = {name: x for name, x in self.options.items() if name not in said}
+        return scaled_dot_product_attention(*args, **{**options, **kwargs})
 
     def __torch_function__(
         self,
@@ -106,7 +113,7 @@ class patch(TorchFunctionMode):
             if not all(issubclass(kind, CausalBias) for kind in foreign):
                 with self:  # what they make of it is Lawson's again
                     return _by_their_own(foreign, func, types, args, kwargs)
-            return scaled_dot_product_attention(*args, **{**self.options, **kwargs})
+            return self._attention(*args, **kwargs)
         if func is _MULTI_HEAD:
             return self.multi_head(*args, **kwargs)
         if func in _ENGINE:

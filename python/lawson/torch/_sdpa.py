@@ -25,19 +25,21 @@ from lawson.torch._attention import settled_scale
 from lawson.torch._attention_arguments import Operands
 from lawson.torch._attention_autograd import Pair, training_setup
 from lawson.torch._attention_call import (
+    PLAIN,
     STATIC,
     attend,
-    host_engine,
     number,
     plainly_recorded,
     settled,
     setup_for,
+    window_of,
 )
-from lawson.torch._attention_run import KEPT, Nothing, Runner
+from lawson.torch._attention_run import KEPT, Nothing, Runner, host_engine
 
 _LABELS = (("q", "query"), ("k", "key"), ("v", "value"))
 _NO_WINDOW = (-1, -1)
 _WORDS = ("bhsd", "bhsd", "bhsd")
+_DEPTH = 8  # the least that every engine takes
 
 
 class _Form:
@@ -118,7 +120,7 @@ def scaled_dot_product_attention(
       lawson.UnsupportedError: no engine has it.
     """
     if attn_mask is None and sink is None and not _is_compiling():
-        if engine is None and type(query) is Tensor and query.is_cpu:
+        if engine is None and type(query) in PLAIN and query.is_cpu:
             engine = host_engine(None)
         try:
             found = _quick(
@@ -193,7 +195,7 @@ def _static(
     return {
         "words": _WORDS,
         "mask": "causal" if _settings.flag("is_causal", is_causal) else "none",
-        "window": _settings.window("window", window),
+        "window": window_of("window", window),
         "bias": "none",
         "softmax": "vanilla",
         "softcap": number("softcap", softcap, "softcap"),
@@ -288,8 +290,9 @@ def _general(
         attn_mask = None
     query, key, value, attn_mask = arguments.autocast(query, key, value, attn_mask)
     _check(query, key, value, attn_mask, is_causal)
-    if query.shape[-1] == 0:
-        return _without_depth(query, key, value, static)
+    if query.shape[-1] == 0:  # every score is 0, and so is one of a depth of zeros
+        query, key = (torch.nn.functional.pad(x, (0, _DEPTH)) for x in (query, key))
+        static["scale"] = 1.0
     rank = max(query.dim(), key.dim(), value.dim())
     query, key, value, lead = _batched(query, key, value, enable_gqa)
     operands = Operands(dict(_LABELS), _WORDS, query, key, value)
@@ -306,17 +309,6 @@ def _general(
         _as_given(x, lead, rank) for x in attend(operands.in_order(), static, labels).values()
     ]
     return results[0] if len(results) == 1 else tuple(results)
-
-
-def _without_depth(query: Tensor, key: Tensor, value: Tensor, static: Mapping[str, Any]) -> Tensor:
-    """0, as torch gives for queries and keys without elements; with gradients of 0."""
-    if static["stats"]:
-        raise InvalidArgumentError(
-            f"query: shape {tuple(query.shape)} has depth 0; expected 1 or more, with return_lse"
-        )
-    lead = _broadcast(query, key, value, slice(0, -2), "leading dims and heads")
-    o = query.new_zeros((*lead, query.shape[-2], value.shape[-1]))
-    return o + (query.sum() + key.sum() + value[..., :0].sum())
 
 
 def _same_kinds(named: Mapping[str, Tensor]) -> None:

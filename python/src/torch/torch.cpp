@@ -168,8 +168,10 @@ void* Torch::current_stream(const Place& place) const {
 }
 
 bool Torch::has_other_gpu() const {
-  static const bool has = nb::cast<int>(nb::handle(torch_).attr("cuda").attr("device_count")()) > 1;
-  return has;
+  // No guarded static: torch lets go of the interpreter's lock, and who then waited for the guard
+  // would hold it.
+  if (gpus_ < 0) gpus_ = nb::cast<int>(nb::handle(torch_).attr("cuda").attr("device_count")());
+  return gpus_ > 1;
 }
 
 int Torch::current_gpu() const {

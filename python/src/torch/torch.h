@@ -120,6 +120,7 @@ class Torch {
   PyObject* make_on_gpu_ = nullptr;
   PyObject* increment_version_ = nullptr;
   PyObject* torch_ = nullptr;
+  mutable int gpus_ = -1;  // not asked yet; with the interpreter's lock
 };
 
 // Makes the operands' GPU torch's current one, as the engine makes its context the current one of
