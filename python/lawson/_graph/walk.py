@@ -17,11 +17,12 @@ MAX_RANK = 8  # of a graph's tensors: docs/spec.md
 @dataclasses.dataclass(frozen=True)
 class Output:
     """Where a result comes from: the graph's output ``index``, the argument ``index``, or a
-    constant."""
+    constant. ``is_copy``: in memory of its own, which no other result and no argument has."""
 
     kind: str  # "graph", "argument" or "constant"
     index: int = 0
     constant: Const | None = None
+    is_copy: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,16 +46,26 @@ def apply(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.Tenso
         if output.kind == "graph":
             assert core is not None
             found = computed[output.index]
-            if core.results[output.index].stride != spec.stride:  # one value, in two orders
-                found = spec.empty().copy_(found)
+            # one value in two orders, or in two memories
+            if output.is_copy or core.results[output.index].stride != spec.stride:
+                found = _copied(found, spec)
             results.append(_stopped(found) if i in program.stopped else found)
         elif output.kind == "argument":
             given = tensors[output.index]
+            if output.is_copy:
+                given = _copied(given, spec)
             results.append(_stopped(given) if i in program.stopped else given)
         else:
             assert output.constant is not None
             results.append(spec.empty().fill_(output.constant.value.item()))
     return results
+
+
+def _copied(tensor: torch.Tensor, spec: Spec) -> torch.Tensor:
+    found = tensor.clone()
+    if torch._C._functorch.peek_interpreter_stack() is not None or found.stride() == spec.stride:
+        return found
+    return spec.empty().copy_(tensor)
 
 
 def _stopped(result: torch.Tensor) -> torch.Tensor:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from lawson._graph import walk as _walk
 from lawson._graph.values import Const, Operand, Value, const
-from lawson._graph.walk import Trace
+from lawson._graph.walk import Output, Trace
 from lawson.torch._trace_dtypes import dtype_name
 from lawson.torch._trace_fx import Captured, Spec, line_of
 from lawson.torch._trace_refusals import ATTENTION, WRITES
@@ -220,10 +220,73 @@ def trace(
             results: list[Operand] = [
                 values[n] if isinstance(n, torch.fx.Node) else const(0, "f32") for n in given
             ]
+    own_gradient = walk.own_gradient or found.own_gradient
+    if own_gradient is not None:
+        results = _apart(walk, arguments, results, given, found)
     made = walk.traced(arguments, results, strict)
-    if found.own_gradient is not None:
-        made = dataclasses.replace(made, own_gradient=made.own_gradient or found.own_gradient)
+    outputs = _in_own_memory(made.outputs, given)
+    made = dataclasses.replace(made, own_gradient=own_gradient, outputs=outputs)
     return Lifted(made, tuple(captured), found.results, found.stopped)
+
+
+def _apart(
+    walk: Walk,
+    arguments: Sequence[Value],
+    results: Sequence[Operand],
+    nodes: Sequence[Any],
+    found: Captured,
+) -> list[Operand]:
+    """The results, each with a gradient of its own a value of its own: equal ones that were come to
+    in two ways have two derivatives, and what has an argument's values may have another one."""
+    given = {a.name for a in arguments}
+    seen: dict[str, dict[Any, Value]] = {}  # of each value, the ways to it
+    apart = list(results)
+    for i, (result, node) in enumerate(zip(results, nodes, strict=True)):
+        if isinstance(result, Const) or i in found.stopped or i in found.passed:
+            continue
+        whole = walk.emit.whole(result)
+        if whole.name in given and node.op == "get_attr":  # as it is closed over
+            continue
+        ways = seen.setdefault(whole.name, {})
+        if node not in ways:
+            last = next(reversed(ways.values()), whole)  # equal ops are written once
+            is_new = bool(ways) or whole.name in given
+            ways[node] = (
+                walk.emit.emit("convert", [last], last.dtype, last.shape) if is_new else last
+            )
+        apart[i] = ways[node]
+    return apart
+
+
+def _in_own_memory(outputs: Sequence[Output], nodes: Sequence[Any]) -> tuple[Output, ...]:
+    """The outputs, those that share memory here alone as copies: PyTorch's share what is a view of
+    an argument, or of one tensor."""
+    first: dict[int, torch.fx.Node] = {}
+    found = []
+    for output, node in zip(outputs, nodes, strict=True):
+        if isinstance(node, torch.fx.Node):
+            base = _base(node)
+            is_given = base.op in ("placeholder", "get_attr")
+            if output.kind == "argument" and not is_given:
+                output = dataclasses.replace(output, is_copy=True)
+            elif output.kind == "graph" and first.setdefault(output.index, base) is not base:
+                output = dataclasses.replace(output, is_copy=True)
+        found.append(output)
+    return tuple(found)
+
+
+def _base(node: torch.fx.Node) -> torch.fx.Node:
+    """What a node is a view of; itself: of nothing."""
+    while node.op == "call_function" and node.args:
+        (source, *_) = node.args
+        schema = getattr(node.target, "_schema", None)  # None: operator.getitem
+        is_view = schema is None or schema.arguments[0].alias_info is not None
+        if not (is_view and isinstance(source, torch.fx.Node)):
+            return node
+        if schema is None and _base(source) is source:  # one of several results
+            return node
+        node = source
+    return node
 
 
 def _is_number(node: torch.fx.Node, tensor: torch.Tensor) -> bool:

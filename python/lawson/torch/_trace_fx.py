@@ -17,7 +17,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch._subclasses import fake_tensor
@@ -31,6 +31,7 @@ from lawson._graph import refusals
 from lawson.torch._trace_refusals import OWN, WRITES, Failed, quiet, read_closed, refused
 
 T = TypeVar("T")
+_Found: TypeAlias = "tuple[torch.fx.GraphModule, str | None, frozenset[int], frozenset[int]]"
 
 # Decomposed otherwise; Lawson has an op or a rule for each.
 _KEPT = (
@@ -66,13 +67,15 @@ class Captured:
     """A graph of ATen ops; ``inputs`` are its placeholders' specs.
 
     ``own_gradient``: what makes the function's derivative another one than that of the ops.
-    ``stopped``: the results that no gradient comes from.
+    ``stopped``: the results that no gradient comes from. ``passed``: those that are arguments, as
+    they were given.
     """
 
     graph: torch.fx.GraphModule
     own_gradient: str | None
     results: tuple[Spec | None, ...]  # None: a result that is no tensor
     stopped: frozenset[int] = frozenset()
+    passed: frozenset[int] = frozenset()
 
 
 @functools.cache
@@ -261,7 +264,7 @@ def captured(function: Callable[..., Sequence[Any]], specs: Sequence[Spec], name
     """
     with alone():
         _keep_device_guard()
-        found, note, stopped = outside(lambda: _functional(function, specs, name))
+        found, note, stopped, passed = outside(lambda: _functional(function, specs, name))
     found.graph.eliminate_dead_code(_has_no_effect)
     detached = next((n for n in found.graph.nodes if _is_detach(n)), None)
     if detached is not None and note is None:
@@ -271,42 +274,42 @@ def captured(function: Callable[..., Sequence[Any]], specs: Sequence[Spec], name
     results = tuple(
         Spec.of(n.meta["val"]) if isinstance(n, torch.fx.Node) else None for n in output.args[0]
     )
-    return Captured(found, note, results, stopped)
+    return Captured(found, note, results, stopped, passed)
 
 
-def _functional(
-    function: Callable[..., Any], specs: Sequence[Spec], name: str
-) -> tuple[torch.fx.GraphModule, str | None, frozenset[int]]:
+def _functional(function: Callable[..., Any], specs: Sequence[Spec], name: str) -> _Found:
     try:
-        found, note, stopped = _traced(function, specs, name, functional=False)
+        found, note, *sets = _traced(function, specs, name, functional=False)
     except RuntimeError as error:
         if "in-place" not in str(error):
             raise
         # It writes into an argument, which autograd forbids and the walk refuses.
         written = torch.func.functionalize(function)
-        found, note, stopped = _traced(written, specs, name, functional=True)
+        found, note, *sets = _traced(written, specs, name, functional=True)
     if any(_mutates(node) for node in found.graph.nodes):
         again = torch.func.functionalize(torch.fx.Interpreter(found).run)
         found, *_ = _traced(again, specs, name, functional=True)
-    return found, note, stopped
+    return found, note, sets[0], sets[1]
 
 
 def _traced(
     function: Callable[..., Any], specs: Sequence[Spec], name: str, *, functional: bool
-) -> tuple[torch.fx.GraphModule, str | None, frozenset[int]]:
+) -> _Found:
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
     lines = _Lines(name)
     rule: str | None = None
     stopped: frozenset[int] = frozenset()
+    passed: frozenset[int] = frozenset()
 
     def flat(*tensors: torch.Tensor) -> list[Any]:
-        nonlocal rule, stopped
+        nonlocal rule, stopped, passed
         # no leaves: a function may write into what it is given
         given = tensors if functional else [t.view_as(t) if t.requires_grad else t for t in tensors]
         with lines, fx_traceback.preserve_node_meta(), _NoWrites(name, lines):
             results = list(function(*given))
         if not functional:
             rule = _own_rule(results)
+            passed = frozenset(i for i, r in enumerate(results) if any(r is t for t in given))
             stopped = frozenset(
                 i for i, r in enumerate(results)
                 if isinstance(r, torch.Tensor) and not r.requires_grad
@@ -337,7 +340,7 @@ def _traced(
         said = lines.read.refused(name)
         assert said is not None
         raise said
-    return made, lines.own_gradient or rule, stopped
+    return made, lines.own_gradient or rule, stopped, passed
 
 
 def _own_rule(results: Sequence[Any]) -> str | None:
