@@ -90,10 +90,10 @@ def refuses_what_cudnn_refuses(document: dict[str, Any]) -> None:
 def test_parts_are_the_gradient(name: str, dtype: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     real = _fusion_primitive.kernel
 
-    def strict(program: Any, platform: str, document: dict[str, Any]) -> Kernel:
+    def strict(program: Any, settings: Any, platform: str, document: dict[str, Any]) -> Kernel:
         if program.is_derived:
             refuses_what_cudnn_refuses(document)
-        return real(program, platform, document)
+        return real(program, settings, platform, document)
 
     monkeypatch.setattr(_fusion_primitive, "kernel", strict)
     function, args = CASES[name]
@@ -126,10 +126,10 @@ def test_what_is_refused_as_parts_is_an_error(monkeypatch: pytest.MonkeyPatch) -
     """A part that does not build is told, not sent to XLA."""
     real = _fusion_primitive.kernel
 
-    def strict(program: Any, platform: str, document: dict[str, Any]) -> Kernel:
+    def strict(program: Any, settings: Any, platform: str, document: dict[str, Any]) -> Kernel:
         if "d_w" in document["outputs"]:
             raise lawson.UnsupportedError("no kernel for d_w")
-        return real(program, platform, document)
+        return real(program, settings, platform, document)
 
     monkeypatch.setattr(_fusion_primitive, "kernel", strict)
     args = (f32(8, 16), f32(16, 4), f32(4))
@@ -145,9 +145,9 @@ def test_what_is_refused_as_parts_is_an_error(monkeypatch: pytest.MonkeyPatch) -
 def test_xla_has_only_views_and_dtypes_between_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     real = _fusion_primitive.kernel
 
-    def strict(program: Any, platform: str, document: dict[str, Any]) -> Kernel:
+    def strict(program: Any, settings: Any, platform: str, document: dict[str, Any]) -> Kernel:
         refuses_what_cudnn_refuses(document)
-        return real(program, platform, document)
+        return real(program, settings, platform, document)
 
     monkeypatch.setattr(_fusion_primitive, "kernel", strict)
     args = (f32(8, 16).astype(BF16), f32(16, 4).astype(BF16), f32(4).astype(BF16))
