@@ -302,3 +302,16 @@ def test_options_hold_where_the_call_says_nothing(runs: list[str]) -> None:
         got, _ = layer(x, x, x, need_weights=False)
     torch.testing.assert_close(got, expected, **CLOSE)
     assert len(runs) == 4
+
+
+def test_a_rate_of_dropout_that_drops_nothing_is_none() -> None:
+    q = torch.randn(2, 4, 16, 8)
+    state = torch.get_rng_state()
+    with patch(engine="cpu"):
+        o = F.scaled_dot_product_attention(q, q, q, dropout_p=1e-11)
+        (inspected,) = lawson.torch.inspect(
+            lambda q: F.scaled_dot_product_attention(q, q, q, dropout_p=1e-11)
+        )(q)
+        assert torch.equal(o, F.scaled_dot_product_attention(q, q, q))
+    assert torch.equal(torch.get_rng_state(), state)
+    assert '"dropout": 0.0' in inspected.spec

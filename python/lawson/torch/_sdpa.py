@@ -40,6 +40,7 @@ _LABELS = (("q", "query"), ("k", "key"), ("v", "value"))
 _NO_WINDOW = (-1, -1)
 _WORDS = ("bhsd", "bhsd", "bhsd")
 _DEPTH = 8  # the least that every engine takes
+_LEAST_RATE = 2.0**-32  # below it a word of 32 random bits drops nothing; an engine may be coarser
 
 
 class _Form:
@@ -278,6 +279,7 @@ def _general(
 ) -> Any:
     enable_gqa = _settings.flag("enable_gqa", enable_gqa)
     rate = number("dropout_p", dropout_p, "rate")
+    rate = rate if rate >= _LEAST_RATE else 0.0
     if any(isinstance(x, Tensor) and x.is_nested for x in (query, key, value)):
         return _nested(query, key, value, attn_mask, rate, enable_gqa, sink, static)
     if isinstance(attn_mask, CausalBias):
