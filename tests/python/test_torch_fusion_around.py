@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import functools
+import gc
 import math
+import pickle
 import threading
 import types
+import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import pytest
 import torch
@@ -340,6 +344,165 @@ def test_configurations_that_are_closed_over(kind: str) -> None:
     change()
     for _ in range(2):
         close(fused(X), X * (3 if kind == "tensor in a slot" else 5))
+
+
+class Scaler:
+    """No module, and equal to itself alone."""
+
+    every: Any = 1.0
+
+    def __init__(self) -> None:
+        self.k: Any = 2.0
+        self.w = torch.ones(16)
+        self.inner = Settings()
+
+    @cpu
+    def method(self, x: Tensor) -> Tensor:
+        return x * self.k * self.w * self.inner.scale * self.every
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    inner: Any
+
+    def __hash__(self) -> int:
+        return 1
+
+
+Given: TypeAlias = Callable[[Scaler], Callable[[Tensor], Tensor]]
+GIVEN: dict[str, Given] = {
+    "method": lambda s: s.method,
+    "argument": lambda s: lambda x: by_argument(x, s),
+    "keyword": lambda s: lambda x: by_argument(x, one=s),
+    "in another": lambda s: lambda x: by_another(x, Frozen(s)),
+    "partial": lambda s: lambda x: by_call(x, functools.partial(Scaler.method.__wrapped__, s)),
+    "closure": lambda s: lambda x: by_call(x, s.plain),
+}  # fmt: skip
+by_argument = cpu(lambda x, one: x * one.k * one.w * one.inner.scale * one.every)
+by_another = cpu(lambda x, it: x * it.inner.k * it.inner.w * it.inner.inner.scale * it.inner.every)
+by_call = cpu(lambda x, call: call(x))
+
+
+@pytest.mark.parametrize("how", GIVEN)
+def test_changes_of_an_argument_that_is_no_module_are_seen(how: str) -> None:
+    Scaler.every = 1.0
+    one, other = Scaler(), Scaler()
+    other.k = 7.0
+    for s in (one, other):
+        s.plain = lambda x, s=s: Scaler.method.__wrapped__(s, x)  # type: ignore[attr-defined]
+    calls = [GIVEN[how](s) for s in (one, other)]
+    close(calls[0](X), X * 4)
+    close(calls[1](X), X * 14)
+    one.k = 3.0
+    close(calls[0](X), X * 6)
+    one.w = torch.full((16,), 2.0)
+    close(calls[0](X), X * 12)
+    one.inner.scale = 1.0
+    close(calls[0](X), X * 6)
+    one.inner = Settings(5.0)
+    close(calls[0](X), X * 30)
+    Scaler.every = 2.0
+    close([c(X) for c in calls], [X * 60, X * 28])
+    Scaler.every = torch.full((16,), 3.0)
+    close([c(X) for c in calls], [X * 90, X * 42])
+    Scaler.every = torch.full((16,), 4.0)
+    close([c(X) for c in calls], [X * 120, X * 56])
+    one.every = 1.0
+    close([c(X) for c in calls], [X * 30, X * 56])
+
+
+def test_objects_are_copied_saved_and_let_go() -> None:
+    Scaler.every = 1.0
+    for call in (lambda s: s.method(X), lambda s: by_argument(X, s)):
+        one = Scaler()
+        close(call(one), X * 4)
+        for other in (copy.copy(one), copy.deepcopy(one), pickle.loads(pickle.dumps(one))):
+            other.k = 4.0
+            close(call(other), X * 8)
+            close(call(one), X * 4)
+        alive = weakref.ref(one)
+        del one, other
+        gc.collect()
+        assert alive() is None
+
+
+class SlotsAndMore(Slotted):
+    """Of slots and a dict."""
+
+
+class Held(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = (nn.Dropout(0.5).eval(), nn.Linear(16, 16))
+        self.own = (nn.Parameter(torch.ones(16)),)
+        self.sizes = frozenset({2})
+        self.eval()
+
+    def plain(self, x: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return x * self.own[0] * max(self.sizes)
+
+    forward = cpu(plain)
+
+
+def test_slots_beside_a_dict() -> None:
+    one = SlotsAndMore()
+    fused = cpu(lambda x: x * one.scale)
+    for value in (2.0, 3.0, torch.ones(16), torch.full((16,), 4.0)):
+        one.scale = value
+        close(fused(X), X * value)
+
+
+def test_what_tuples_hold() -> None:
+    m = Held()
+    close(m(X), m.plain(X))
+    with torch.no_grad():
+        m.own[0].mul_(2)
+        close(m(X), m.plain(X))
+    m.own = (nn.Parameter(torch.full((16,), 3.0)),)
+    close(m(X), m.plain(X))
+    close(*(torch.autograd.grad(f(X).sum(), m.own[0]) for f in (m, m.plain)))
+    m.layers[1].weight = nn.Parameter(torch.randn(16, 16))
+    close(m(X), m.plain(X))
+    m.sizes = frozenset({3})
+    close(m(X), m.plain(X))
+    for layer in m.layers:
+        layer.train()
+    with pytest.raises(lawson.UnsupportedError, match=r"dropout|bernoulli"):
+        m(X)
+    for layer in m.layers:
+        layer.eval()
+    close(m(X), m.plain(X))
+    m.layers = (nn.Tanh(),)
+    close(m(X), m.plain(X))
+
+
+def test_what_defaults_hold() -> None:
+    one = Settings()
+
+    def function(x: Tensor, by: Any = one, *, also: float = 1.0) -> Tensor:
+        return x * by.scale * also
+
+    fused = cpu(function)
+    close(fused(X), X * 2)
+    one.scale = 3.0
+    close(fused(X), X * 3)
+    assert function.__kwdefaults__ is not None
+    function.__kwdefaults__["also"] = 2.0
+    close(fused(X), X * 6)
+
+
+def test_packages_whose_names_begin_as_pytorchs() -> None:
+    kind = type("Config", (), {"__module__": "torchtitan.config", "scale": 2.0})
+    one = kind()
+    one.by = 3.0
+    fused = cpu(lambda x: x * one.scale * one.by)
+    close(fused(X), X * 6)
+    one.by = 4.0
+    close(fused(X), X * 8)
+    one.scale = 1.0
+    close(fused(X), X * 4)
 
 
 def test_objects_that_raise_what_they_like() -> None:

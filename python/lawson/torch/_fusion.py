@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 from lawson import _settings
 from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson._graph.kernels import Settings
-from lawson.torch._fusion_around import attribute, exact
+from lawson.torch._fusion_around import attribute, exact, is_owner
 from lawson.torch._fusion_dynamo import marked
 from lawson.torch._fusion_run import said
 from lawson.torch._fusion_site import Kind, Site, is_tracing
@@ -32,7 +32,8 @@ _Kinds: TypeAlias = "collections.OrderedDict[Hashable, Kind]"
 
 
 class _Kept(dict["Fusion", _Kinds]):
-    """What a module keeps for the fusions that it is an argument of; a copy begins empty."""
+    """What a module or another object keeps for the fusions that it is an argument of; a copy
+    begins empty."""
 
     def __deepcopy__(self, memo: Any) -> _Kept:
         return _Kept()
@@ -41,10 +42,10 @@ class _Kept(dict["Fusion", _Kinds]):
         return (_Kept, ())
 
 
-def _kept_by(module: torch.nn.Module) -> _Kept:
-    found: _Kept | None = module.__dict__.get("_lawson_kinds")
+def _kept_by(owner: Any) -> _Kept:
+    found: _Kept | None = owner.__dict__.get("_lawson_kinds")
     if found is None:
-        found = module.__dict__.setdefault("_lawson_kinds", _Kept())
+        found = owner.__dict__.setdefault("_lawson_kinds", _Kept())
     return found
 
 
@@ -120,12 +121,11 @@ class Fusion:
         elif is_method:
             fixed, tensors = {0: args[0]}, args[1:]
         if fixed:
-            modules = [x for x in fixed.values() if isinstance(x, torch.nn.Module)]
-            if modules:  # they live as long as the first of them
-                kinds = _kept_by(modules[0]).setdefault(self, collections.OrderedDict())
-            known = tuple(
-                (i, id(x) if isinstance(x, torch.nn.Module) else exact(x)) for i, x in fixed.items()
-            )
+            owners = {i: x for i, x in fixed.items() if is_owner(x)}
+            if owners:  # they live as long as the first of them
+                first = next(iter(owners.values()))
+                kinds = _kept_by(first).setdefault(self, collections.OrderedDict())
+            known = tuple((i, id(x) if i in owners else exact(x)) for i, x in fixed.items())
         device = tensors[0].device.type if tensors else "cpu"
         key = (shape, known, _state(device))
         try:

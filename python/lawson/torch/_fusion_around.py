@@ -18,7 +18,14 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from lawson.torch._fusion_captured import Slot, attributes_of, cell_of, slots_of, unbound
+from lawson.torch._fusion_captured import (
+    Slot,
+    attributes_of,
+    cell_of,
+    class_of,
+    slots_of,
+    unbound,
+)
 
 _MISSING = object()
 _VALUES = (int, float, complex, str, bytes, types.NoneType, enum.Enum, np.generic, torch.dtype,
@@ -43,9 +50,29 @@ def exact(value: Any) -> Hashable:
 
 
 def _is_value(value: Any) -> bool:
-    if isinstance(value, tuple):
+    if isinstance(value, (tuple, frozenset)):
         return all(map(_is_value, value))
     return isinstance(value, _VALUES)
+
+
+def is_owner(value: Any) -> bool:
+    """Whether an argument is equal to itself alone, and keeps what is made for it."""
+    by: Any = type(value).__hash__
+    return isinstance(value, torch.nn.Module) or (
+        by is object.__hash__
+        and isinstance(attribute(value, "__dict__"), dict)
+        and _has_attributes(value)
+    )
+
+
+def has_more(value: Any) -> bool:
+    """Whether a function may find something in an argument, or behind it."""
+    return not _is_value(value) and (
+        isinstance(value, torch.nn.Module)
+        or _has_attributes(value)
+        or _plain(value) is not None
+        or unbound(value)[0] is not value
+    )
 
 
 class _Same:
@@ -92,13 +119,13 @@ def _bases(cls: type) -> list[type]:
 
 
 class Around:
-    """A picture, made by a walk from a function and the modules among its arguments.
+    """A picture, made by a walk from a function and those of its arguments that have more in them.
 
     ``tensors`` are the places of tensors, in a fixed order; ``key`` what a program depends on, for
     these very ``objects``.
     """
 
-    def __init__(self, function: Any, given: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, function: Any, given: Sequence[Any]) -> None:
         self.objects: list[Any] = []  # modules, other objects with attributes, hooks
         self.tensors: list[Slot] = []
         self.holders: list[tuple[str, Any]] = []  # of attributes, with their owners' labels
@@ -112,8 +139,8 @@ class Around:
         self._home = str(getattr(_plain(inner), "__module__", None)).split(".")[0]
         for slot in bound:
             self._place(slot, called=not self._has(slot.value, inner))
-        for module in given:
-            self._place(Slot("", {"": module}, ""), called=not self._has(module, inner))
+        for one in given:
+            self._place(Slot("", {"": one}, ""), called=not self._has(one, inner))
         if _plain(inner) is not None:
             self._function(_plain(inner))
         else:
@@ -165,6 +192,12 @@ class Around:
             return
         self._seen.add(code)
         self._named |= _names(code)
+        names = code.co_varnames[: code.co_argcount]
+        defaults = function.__defaults__ or ()
+        for name, value in zip(names[len(names) - len(defaults) :], defaults, strict=True):
+            self._place(Slot(name, {"": value}, ""))
+        for name in function.__kwdefaults__ or ():
+            self._place(Slot(name, function.__kwdefaults__, name))
         if str(function.__module__).split(".")[0] != self._home:
             return
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
@@ -199,6 +232,10 @@ class Around:
                 self._place(Slot(label, one.holder, one.key), not self._has(one.value, inner))
             if _plain(inner) is not None:
                 self._function(_plain(inner))
+        elif isinstance(value, (tuple, frozenset)):
+            self._watch(slot.holder, slot.key, value)
+            for i, one in enumerate(value):
+                self._place(Slot(f"{slot.label}.{i}", {"": one}, ""), called)
         elif _has_attributes(value):
             self._watch(slot.holder, slot.key, value)
             self._object(slot.label, value, called)
@@ -227,7 +264,7 @@ class Around:
             return
         self._seen.add(("object", id(value)))
         self.objects.append(value)
-        holders: list[Any] = [attributes_of(value)]
+        holders: list[Any] = attributes_of(value)
         if isinstance(value, torch.nn.Module):
             holders = [value._parameters, value._buffers, *holders]
             self._watch(vars(value), "training", value.training)
@@ -278,15 +315,17 @@ class Around:
                         self._attribute(value, name)
 
     def _attribute(self, owner: Any, name: str) -> None:
-        own = attributes_of(owner)
-        if name in own:
-            if name != "training":
-                self._place(Slot(name, own, name))
-            return
+        places = attributes_of(owner)
+        for own in places:
+            if name in own:
+                if name != "training":
+                    self._place(Slot(name, own, name))
+                return
         for base in _bases(type(owner)):
             value = vars(base).get(name, _MISSING)
-            if _is_value(value):
-                self._watched += [(own, name, _MISSING), (vars(base), name, value)]
+            if _is_value(value) or isinstance(value, (torch.Tensor, tuple)):
+                self._watched.append((places[0], name, _MISSING))
+                self._place(Slot(name, class_of(base), name))
             if value is not _MISSING:
                 return
 
@@ -295,14 +334,14 @@ class Around:
             value = vars(base).get(name, _MISSING)
             if isinstance(value, type):
                 self._class(value)
-            if _is_value(value) or isinstance(value, torch.Tensor):
-                self._place(Slot(name, vars(base), name))
+            if _is_value(value) or isinstance(value, (torch.Tensor, tuple)):
+                self._place(Slot(name, class_of(base), name))
             if value is not _MISSING:
                 return
 
 
 def _is_users(kind: type) -> bool:
-    return not str(kind.__module__).startswith(("torch", "lawson", "builtins"))
+    return str(kind.__module__).split(".")[0] not in ("torch", "lawson", "builtins")
 
 
 def _has_attributes(value: Any) -> bool:

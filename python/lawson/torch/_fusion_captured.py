@@ -35,6 +35,25 @@ class _Cell:
 cell_of = _Cell
 
 
+class _Class:
+    """The attributes of a class, as a mapping that is written into."""
+
+    def __init__(self, owner: type) -> None:
+        self.cell = owner
+
+    def __getitem__(self, key: str) -> Any:
+        return vars(self.cell)[key]
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        setattr(self.cell, key, value)
+
+    def get(self, key: str, other: Any = None) -> Any:
+        return vars(self.cell).get(key, other)
+
+
+class_of = _Class
+
+
 class _Slots(MutableMapping[str, Any]):
     """The attributes of an object that has slots for them, as a mapping."""
 
@@ -69,8 +88,10 @@ def slots_of(kind: type) -> tuple[str, ...]:
     return tuple(name for name in found if not name.startswith("__"))
 
 
-def attributes_of(owner: Any) -> MutableMapping[str, Any]:
-    return vars(owner) if hasattr(owner, "__dict__") else _Slots(owner)
+def attributes_of(owner: Any) -> list[MutableMapping[str, Any]]:
+    """Where an object has its attributes: its dict, its slots, or both."""
+    found: list[MutableMapping[str, Any]] = [vars(owner)] if hasattr(owner, "__dict__") else []
+    return [*found, _Slots(owner)] if not found or slots_of(type(owner)) else found
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

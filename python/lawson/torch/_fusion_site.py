@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 from lawson import _torch
 from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson._graph.kernels import Settings
-from lawson.torch._fusion_around import Around
+from lawson.torch._fusion_around import Around, has_more
 from lawson.torch._fusion_captured import Slot
 from lawson.torch._fusion_op import apply, is_plain, recorded
 from lawson.torch._fusion_program import Program, no_tensor, program
@@ -99,7 +99,7 @@ class Kind:
         self.tree = tree
         self.fixed = dict(fixed)
         self.labels = list(labels)
-        self._given = [v for v in fixed.values() if isinstance(v, torch.nn.Module)]
+        self._given = [v for v in fixed.values() if has_more(v)]
         self._lock = threading.Lock()
         self._sites: collections.OrderedDict[Hashable, Site] = collections.OrderedDict()
         self._now: tuple[Around, Site] | None = None
