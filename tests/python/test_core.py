@@ -332,7 +332,11 @@ def test_check_of_a_config_as_dict_and_of_its_folder(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(text, encoding="utf-8")
     names = [
         [workload.name for workload in lawson.check(given, "cpu", passes=passes, seqlen=32)]
-        for given, passes in ((tmp_path, ["decode"]), (json.loads(text), "decode"), (text, ("decode",)))
+        for given, passes in (
+            (tmp_path, ["decode"]),
+            (json.loads(text), "decode"),
+            (text, ("decode",)),
+        )
     ]
     assert names[0] == names[1] == names[2] != []
 

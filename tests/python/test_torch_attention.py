@@ -525,7 +525,10 @@ def test_packed_layouts(layout: str) -> None:
         ),
         ({"softcap": 1e31}, "softcap: 1e\\+31 is not allowed"),
         ({"alibi_slopes": torch.ones(2) > 0}, "alibi_slopes: dtype bool is not allowed"),
-        ({"page_table_k": torch.zeros(2, 2, dtype=torch.int32)}, "page_table_k: goes with seqlens_kv"),
+        (
+            {"page_table_k": torch.zeros(2, 2, dtype=torch.int32)},
+            "page_table_k: goes with seqlens_kv",
+        ),
         ({"sink": torch.zeros(3)}, "sink: shape .* has 3 at axis 0"),
         ({"scale": torch.ones(3)}, "scale: .* is not allowed"),
         ({"window": (-2, 0)}, "window: .* is not allowed"),
