@@ -117,9 +117,7 @@ def test_compiled_without_a_graph_break(dynamic: bool | None) -> None:
         torch.testing.assert_close(call(*longer), theirs(*longer), **CLOSE)
 
 
-@pytest.mark.parametrize(
-    "name", ["window", "workspace_limit", "softcap", "scale", "max_seqlen_kv"]
-)
+@pytest.mark.parametrize("name", ["window", "workspace_limit", "softcap", "scale", "max_seqlen_kv"])
 def test_numbers_that_change_compile_again(name: str) -> None:
     """A number of the call selects what runs, so it is a constant of what is compiled."""
     q = torch.randn(2, 8, 2, 8)
