@@ -293,6 +293,29 @@ def test_sharded_product(partitioner: str, name: str) -> None:
     assert result.sharding.is_equivalent_to(NamedSharding(mesh(), P(*out_spec)), 2)
 
 
+TWICE: dict[str, Callable[[Any], Any]] = {
+    "gram": lambda x: x @ x.T,
+    "square": lambda x: x @ x,
+    "symmetric": lambda x: x + x.T,
+    "of a batch": lambda x: (x.reshape(4, 2, 8) @ x.reshape(4, 8, 2)).sum((1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", TWICE)
+def test_a_dim_that_a_tensor_has_twice_is_whole(partitioner: str, name: str) -> None:
+    x = f32(8, 8)
+    fused = cpu(TWICE[name])
+    for spec in ((), ("a",), (None, "b"), ("a", "b")):
+        got = jax.jit(fused)(on(x, *spec))
+        close(got, TWICE[name](x))
+        close(
+            jax.jit(jax.grad(squares(fused)))(on(x, *spec)), jax.grad(squares(TWICE[name]))(x), 1e-3
+        )
+    explicit = jax.make_mesh((4,), ("a",), axis_types=(jax.sharding.AxisType.Explicit,))
+    with jax.set_mesh(explicit):
+        close(jax.jit(fused)(jax.device_put(x, NamedSharding(explicit, P("a")))), TWICE[name](x))
+
+
 def test_the_engine_of_a_shard_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A plan that was made under another LAWSON_ENGINE is not that of a program lowered now."""
     fused = fusion(lambda x: jnp.tanh(x) * 2)

@@ -351,8 +351,12 @@ def _partitioned(program: Program, code: Compiled, platform: str) -> Any:
         return mesh, one_of_them, shardings[1], tuple(shardings[0])
 
     def infer(mesh: Any, operands: Any, results: Any) -> Any:
-        specs = _specs(mesh, factors, code.inputs, operands)
-        return [NamedSharding(mesh, _spec(factors, specs, n)) for n in code.outputs]
+        # GSPMD ends the process when this raises; partition gives the reason.
+        try:
+            specs = _specs(mesh, factors, code.inputs, operands)
+            return [NamedSharding(mesh, _spec(factors, specs, n)) for n in code.outputs]
+        except Exception:
+            return [NamedSharding(mesh, PartitionSpec()) for _ in code.outputs]
 
     function.def_partition(
         partition=partition,
