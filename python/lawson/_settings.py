@@ -15,8 +15,8 @@ import inspect
 import math
 import numbers
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn, cast
 
 import numpy as np
 
@@ -103,6 +103,21 @@ def window(name: str, value: Any) -> tuple[int, int]:
     if len(value) != 2 or not all(is_integer(x) and -1 <= x < 1 << 31 for x in value):
         refuse(name, value, allowed)
     return int(value[0]), int(value[1])
+
+
+def exact(value: Any) -> Hashable:
+    """A setting as a key: of another type or sign of zero it is another one."""
+    if isinstance(value, (float, np.floating)):
+        return (type(value), float(value).hex())
+    if isinstance(value, (complex, np.complexfloating)):
+        return (type(value), float(value.real).hex(), float(value.imag).hex())
+    if isinstance(value, tuple):
+        return (type(value), *map(exact, value))
+    if isinstance(value, frozenset):
+        return (frozenset, frozenset(map(exact, value)))
+    if isinstance(value, slice):
+        return (slice, exact(value.start), exact(value.stop), exact(value.step))
+    return (type(value), cast(Hashable, value))
 
 
 # ---- what is marked ----------------------------------------------------------------------------

@@ -270,9 +270,21 @@ def test_options_of_patch() -> None:
     ):
         with lawson.jax.patch(engines="cpu"):
             pytest.fail("entered")
-    with lawson.jax.patch(engine=["cpu"]):
-        with pytest.raises(lawson.InvalidArgumentError, match="^engine:"):
-            jax.nn.dot_product_attention(Q, Q, Q)
+    options: dict[str, Any]
+    for options in (
+        {"engine": ["cpu"]},
+        {"tuning": "nonsense"},
+        {"target": "h300"},
+        {"workspace_limit": -2},
+        {"deterministic": 1},
+        {"softcap": -1.0},
+        {"dropout_rate": 1.0},
+        {"scale": "x"},
+    ):
+        (name,) = options
+        with pytest.raises(lawson.InvalidArgumentError, match=f"^{name}: "):
+            with lawson.jax.patch(**options):
+                pytest.fail("entered")
 
 
 def test_a_traced_setting_is_named() -> None:

@@ -193,6 +193,29 @@ def test_patch_makes_a_model_use_lawson_and_restores() -> None:
     np.testing.assert_allclose(inside, before, rtol=1e-5, atol=1e-6)
 
 
+def test_arrays_among_patchs_options_are_what_they_are() -> None:
+    """Also long ones, whose texts are alike: what was traced with one is not used with another."""
+    x = normal(0, 1, 1200, 1, 8)
+    call = jax.jit(lambda x: jax.nn.dot_product_attention(x, x, x))
+    for boundary in (600, 300, 600):
+        ids = jnp.asarray(np.arange(1200) >= boundary, jnp.int32)[None]
+        with patch(segment_ids=ids, max_segments=2):
+            got = call(x)
+        expected = lawson.jax.dot_product_attention(x, x, x, segment_ids=ids, max_segments=2)
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_patch_leaves_what_somebody_else_put_there() -> None:
+    original = jax.nn.dot_product_attention
+    try:
+        with patch():
+            theirs = lambda *args, **kwargs: original(*args, **kwargs)
+            jax.nn.dot_product_attention = theirs
+        assert jax.nn.dot_product_attention is theirs
+    finally:
+        jax.nn.dot_product_attention = original
+
+
 def test_patch_restores_after_an_error_and_refuses_loudly() -> None:
     original = jax.nn.dot_product_attention
     x = normal(0, 1, 64, 2, 16)

@@ -126,6 +126,23 @@ def test_inspect_of_a_whole_function() -> None:
 # ---- where it does not run ---------------------------------------------------------------------
 
 
+def test_a_setting_is_its_sign_and_its_type() -> None:
+    traces = []
+
+    def over(x: Any, *, c: Any) -> Any:
+        traces.append(c)
+        return x / (c if isinstance(c, float) else next(iter(c)))
+
+    fused = fusion(over, engines=["cpu"])
+    x = jnp.ones((2, 3))
+    for c in (0.0, -0.0, frozenset([0.0]), frozenset([-0.0]), 0.0):
+        np.testing.assert_array_equal(fused(x, c=c), over(x, c=c))
+    del traces[:]
+    for _ in range(3):
+        assert np.isnan(fused(x, c=float("nan"))).all()
+    assert len(traces) == 1
+
+
 def test_cpu_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAWSON_ENGINE", raising=False)
     for function in (fusion(mlp), cudnn_fusion(mlp), fusion(mlp, engines=["cudnn"])):

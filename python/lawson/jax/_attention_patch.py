@@ -17,7 +17,7 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import jax
@@ -26,6 +26,7 @@ import jax.nn
 from lawson import _settings
 from lawson._errors import InvalidArgumentError
 from lawson.jax._attention import dot_product_attention
+from lawson.jax._attention_arguments import number
 
 # Of the innermost open context: keywords for every call; None: not inside.
 _inside: contextvars.ContextVar[dict[str, Any] | None] = contextvars.ContextVar(
@@ -36,17 +37,61 @@ _OPTIONS = tuple(
     for name, parameter in inspect.signature(dot_product_attention).parameters.items()
     if parameter.kind is inspect.Parameter.KEYWORD_ONLY
 )
+
+
+class _Same:
+    """An option that has no value to compare, such as an array, as a key: equal to itself alone."""
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other.value is self.value
+
+
+def _key(value: Any) -> Hashable:
+    key = _settings.exact(value)
+    try:
+        hash(key)
+    except TypeError:
+        return _Same(value)
+    return key
+
+
 _traced = jax.make_user_context(default_value=None)  # part of the key of jax.jit's caches
 _lock = threading.Lock()
 _open = 0
 _original: Any = None
+_exchanged: Any = None
 
 
-def _choose(*args: Any, **kwargs: Any) -> Any:
+def _choose(original: Any, *args: Any, **kwargs: Any) -> Any:
     options = _inside.get()
     if options is None:
-        return _original(*args, **kwargs)
+        return original(*args, **kwargs)
     return dot_product_attention(*args, **{**options, **kwargs})
+
+
+def _check(options: dict[str, Any]) -> None:
+    """Refuses values that no call takes."""
+    checks: dict[str, Callable[[str, Any], Any]] = {
+        "engine": lambda name, x: _settings.engine(x, name),
+        "target": lambda name, x: _settings.target(x, name),
+        "workspace_limit": lambda name, x: _settings.workspace_limit(x, name),
+        "tuning": lambda name, x: _settings.tuning(x, name),
+        "deterministic": _settings.flag,
+        "is_causal": _settings.flag,
+        "return_residual": _settings.flag,
+        "softcap": lambda name, x: number(name, x, "softcap"),
+        "dropout_rate": lambda name, x: number(name, x, "rate"),
+        "scale": lambda name, x: None if x is None else number(name, x, "scale"),
+    }
+    for name, value in options.items():
+        if name in checks:
+            checks[name](name, value)
 
 
 @contextlib.contextmanager
@@ -61,7 +106,8 @@ def patch(**options: Any) -> Iterator[None]:
         `deterministic` or `tuning`, where the call does not give them.
 
     Raises:
-      lawson.InvalidArgumentError: an option that it does not have, when the context is entered.
+      lawson.InvalidArgumentError: an option that it does not have, or a value that no call takes,
+        when the context is entered.
     """
     for name, value in options.items():
         if name not in _OPTIONS:
@@ -69,19 +115,22 @@ def patch(**options: Any) -> Iterator[None]:
                 f"{name}: {_settings.shown(value)} is not allowed; expected keywords of "
                 f"lawson.jax.dot_product_attention: {', '.join(_OPTIONS)}"
             )
-    global _open, _original
+    _check(options)
+    global _open, _original, _exchanged
     with _lock:
         if _open == 0:
             _original = jax.nn.dot_product_attention
-            jax.nn.dot_product_attention = functools.wraps(_original)(_choose)
+            _exchanged = functools.wraps(_original)(functools.partial(_choose, _original))
+            jax.nn.dot_product_attention = _exchanged
         _open += 1
     token = _inside.set(dict(options))
     try:
-        with _traced(("lawson", *sorted((name, repr(value)) for name, value in options.items()))):
+        with _traced(("lawson", *((name, _key(options[name])) for name in sorted(options)))):
             yield
     finally:
         _inside.reset(token)
         with _lock:
             _open -= 1
-            if _open == 0:
+            # Somebody may have put another function there since, which goes on as it likes.
+            if _open == 0 and jax.nn.dot_product_attention is _exchanged:
                 jax.nn.dot_product_attention = _original

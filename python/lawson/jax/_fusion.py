@@ -49,6 +49,7 @@ class Fusion:
     def __init__(self, function: Callable[..., Any], settings: Settings) -> None:
         _settings.marked(function)
         self._function = function
+        self._parameters = _parameters(function)
         self._settings = settings
         self._lock = threading.Lock()
         self._traced: collections.OrderedDict[Hashable, _Traced] = collections.OrderedDict()
@@ -102,8 +103,7 @@ class Fusion:
     def _program(
         self, tree: Any, fixed: dict[int, Any], avals: list[Any], names: list[str]
     ) -> _Traced:
-        # With their types: 1, 1.0 and True are equal, and are not the same setting.
-        known = tuple((i, type(value), value) for i, value in fixed.items())
+        known = tuple((i, _settings.exact(value)) for i, value in fixed.items())
         key: Hashable = (tree, known, tuple(avals), _jax.trace_context())
         try:
             hash(key)
@@ -175,7 +175,7 @@ class Fusion:
         """``x``, ``params.w``: the parameter of the function, and the way to the leaf."""
         group, first, *rest = path
         if group.idx == 0:
-            names = _parameter_names(self._function)
+            names = self._parameters
             name = names[first.idx] if first.idx < len(names) else f"x{first.idx}"
         else:
             name = str(first.key)
@@ -288,7 +288,6 @@ def name_of(function: Any) -> str:
     return re.sub(r"\W+", "_", str(name)).strip("_") or "fusion"
 
 
-@functools.lru_cache(maxsize=1024)
 def _parameters(function: Any) -> tuple[str, ...]:
     kinds = (_inspect.Parameter.POSITIONAL_ONLY, _inspect.Parameter.POSITIONAL_OR_KEYWORD)
     try:
@@ -296,13 +295,6 @@ def _parameters(function: Any) -> tuple[str, ...]:
     except (TypeError, ValueError):
         return ()
     return tuple(p.name for p in parameters if p.kind in kinds)
-
-
-def _parameter_names(function: Any) -> tuple[str, ...]:
-    try:
-        return _parameters(function)
-    except TypeError:  # not hashable
-        return _parameters.__wrapped__(function)
 
 
 # ---- inspection --------------------------------------------------------------------------------

@@ -171,7 +171,8 @@ def factors_of(document: dict[str, Any]) -> Factors:
     for name in ends:  # a merged dim could be split along its first factor only
         solver.block(*(d for d in solver.dims[name] if len(d) > 1))
     find = solver.find
-    for tensor in solver.dims.values():  # a factor on two dims (x @ x.T): a shard has one part of each
+    # A factor on two dims of a tensor (x @ x.T): a shard has one part of each.
+    for tensor in solver.dims.values():
         on_dims = [factor for dim in tensor for factor in {find(f) for f in dim}]
         solver.whole.update(f for f in on_dims if on_dims.count(f) > 1)
     whole = frozenset(find(f) for f in solver.whole)

@@ -18,7 +18,6 @@ from jax._src import core as _core
 from jax._src import custom_derivatives as _custom_derivatives
 from jax._src import dispatch as _dispatch
 from jax._src import source_info_util as _source_info
-from jax._src import util as _util
 from jax._src.interpreters import mlir as _mlir
 
 Zero: Any = _ad_util.Zero
@@ -82,11 +81,6 @@ def outside_of_meshes() -> contextlib.AbstractContextManager[Any]:
     if jax.sharding.get_abstract_mesh().empty:
         return contextlib.nullcontext()
     return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
-
-
-def wrapped(wrapper: Callable[..., Any], function: Callable[..., Any]) -> None:
-    """What `functools.update_wrapper` does; JAX's traces look through it to the user's file."""
-    _util.wraps(function)(wrapper)
 
 
 def at_least_f32(dtype: Any) -> Any:

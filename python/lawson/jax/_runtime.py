@@ -132,22 +132,19 @@ def check_platform(platform: str) -> None:
         _checked.add(platform)
 
 
-def device_for(
-    platform: str, engines: Sequence[str] | None = None, ordinal: int | None = None
-) -> _core.Device:
+def device_for(platform: str, engines: Sequence[str] | None = None) -> _core.Device:
     """The device that a program lowered for JAX's `platform` is compiled for.
 
     Args:
       platform: of the lowering, "cuda" or "cpu".
       engines: those that the user named; None: LAWSON_ENGINE's.
-      ordinal: of the GPU; None: the first. GPUs of one kind share their plans.
 
     Raises:
       UnsupportedError: another platform, or the CPU without an engine of the host being named.
       UnavailableError: no GPU, or a jaxlib that does not call the library's handlers.
     """
     platform = "cuda" if platform == "gpu" else platform
-    device = _settings.device_on(platform, engines, ordinal)
+    device = _settings.device_on(platform, engines)
     check_platform(platform)
     return device
 

@@ -21,10 +21,12 @@ from torch.utils import _pytree as pytree
 from lawson import _settings
 from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson._graph.kernels import Settings
-from lawson.torch._fusion_around import attribute, exact, is_owner
+from lawson._settings import exact
+from lawson.torch._fusion_around import attribute, is_owner
 from lawson.torch._fusion_dynamo import marked
 from lawson.torch._fusion_run import said
 from lawson.torch._fusion_site import Kind, Site, is_tracing
+from lawson.torch._trace_dtypes import f32_products
 
 _KEPT = 256  # kinds of arguments of one fusion
 
@@ -219,7 +221,7 @@ def _state(device: str) -> Hashable:
     return (
         torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else None,
         torch.get_default_dtype(),
-        torch.get_float32_matmul_precision(),
+        f32_products(),
         torch.are_deterministic_algorithms_enabled(),
         *said(),
     )

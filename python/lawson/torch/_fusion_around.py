@@ -13,11 +13,12 @@ import functools
 import operator
 import types
 from collections.abc import Hashable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import torch
 
+from lawson._settings import exact
 from lawson.torch._fusion_captured import (
     Slot,
     attributes_of,
@@ -32,21 +33,6 @@ _VALUES = (int, float, complex, str, bytes, types.NoneType, enum.Enum, np.generi
            torch.device)  # fmt: skip
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, type)
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-
-
-def exact(value: Any) -> Hashable:
-    """A setting as a key: of another type or sign of zero it is another one."""
-    if isinstance(value, (float, np.floating)):
-        return (type(value), float(value).hex())
-    if isinstance(value, (complex, np.complexfloating)):
-        return (type(value), float(value.real).hex(), float(value.imag).hex())
-    if isinstance(value, tuple):
-        return (type(value), *map(exact, value))
-    if isinstance(value, frozenset):
-        return (frozenset, frozenset(map(exact, value)))
-    if isinstance(value, slice):
-        return (slice, exact(value.start), exact(value.stop), exact(value.step))
-    return (type(value), cast(Hashable, value))
 
 
 def _is_value(value: Any) -> bool:

@@ -1,6 +1,8 @@
-"""Lawson's names of PyTorch's dtypes."""
+"""Lawson's names of PyTorch's dtypes, and what PyTorch allows for products of f32."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 
@@ -29,3 +31,15 @@ def dtype_name(dtype: torch.dtype) -> str | None:
 def torch_dtype(name: str) -> torch.dtype:
     """The dtype of Lawson's ``name``; KeyError for those that PyTorch does not compute with (i4)."""
     return _DTYPES[name]
+
+
+_getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
+
+
+def f32_products() -> str:
+    """"tf32", where PyTorch allows that; else "ieee" or "none". However it was set: the older
+    ``get_float32_matmul_precision`` raises after ``torch.backends.cuda.matmul.fp32_precision`` was."""
+    if _getter is not None:  # as `fp32_precision` itself, which costs more than this call may
+        found: str = _getter("cuda", "matmul")
+        return found
+    return "ieee" if torch.get_float32_matmul_precision() == "highest" else "tf32"
