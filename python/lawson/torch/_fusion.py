@@ -21,10 +21,9 @@ from torch.utils import _pytree as pytree
 from lawson import _settings
 from lawson._errors import InvalidArgumentError, UnsupportedError
 from lawson._graph.kernels import Settings
-from lawson._settings import exact
+from lawson._settings import exact, said
 from lawson.torch._fusion_around import attribute, is_owner
 from lawson.torch._fusion_dynamo import marked
-from lawson.torch._fusion_run import said
 from lawson.torch._fusion_site import Kind, Site, is_tracing
 from lawson.torch._trace_dtypes import f32_products
 

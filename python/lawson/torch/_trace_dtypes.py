@@ -37,8 +37,10 @@ _getter: Any = getattr(torch._C, "_get_fp32_precision_getter", None)
 
 
 def f32_products() -> str:
-    """"tf32", where PyTorch allows that; else "ieee" or "none". However it was set: the older
-    ``get_float32_matmul_precision`` raises after ``torch.backends.cuda.matmul.fp32_precision`` was."""
+    """Whether PyTorch allows TF32, however it was set: "tf32"; else "ieee" or "none".
+
+    The older ``get_float32_matmul_precision`` raises after the newer setting.
+    """
     if _getter is not None:  # as `fp32_precision` itself, which costs more than this call may
         found: str = _getter("cuda", "matmul")
         return found

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
-
 from lawson._graph.pointwise import converted, pointwise
 from lawson._graph.product import product
 from lawson._graph.values import Const, Operand, const, is_float
 from lawson.torch._trace import Call, Walk
+from lawson.torch._trace_dtypes import f32_products
 from lawson.torch._trace_ops import rule
 
 _NO_BATCH: tuple[tuple[int, ...], tuple[int, ...]] = ((), ())
@@ -35,7 +34,7 @@ def _product(
             f"a product of {a.dtype} as {dtype} wraps around",
             "torch._int_mm of int8 operands, or convert them to a float",
         )
-    if a.dtype == "f32" and torch.get_float32_matmul_precision() == "highest":
+    if a.dtype == "f32" and f32_products() != "tf32":
         walk.needs_full_f32()
     dims = ((0,), (0,)) if batch else _NO_BATCH
     return product(walk, a, b, ((contract[0],), (contract[1],)), dims, dtype)
