@@ -17,12 +17,14 @@ MAX_RANK = 8  # of a graph's tensors: docs/spec.md
 @dataclasses.dataclass(frozen=True)
 class Output:
     """Where a result comes from: the graph's output ``index``, the argument ``index``, or a
-    constant. ``is_copy``: in memory of its own, which no other result and no argument has."""
+    constant. ``is_copy``: in memory of its own, which no other result and no argument has.
+    ``wrt``: the arguments whose gradients by a constant are zeros, and not none."""
 
     kind: str  # "graph", "argument" or "constant"
     index: int = 0
     constant: Const | None = None
     is_copy: bool = False
+    wrt: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)

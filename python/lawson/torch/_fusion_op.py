@@ -57,7 +57,11 @@ def apply(program: Program, tensors: Sequence[torch.Tensor]) -> list[torch.Tenso
             results.append(_stopped(given) if i in program.stopped else given)
         else:
             assert output.constant is not None
-            results.append(spec.empty().fill_(output.constant.value.item()))
+            number, wrt = output.constant.value.item(), [tensors[i] for i in output.wrt]
+            if torch.is_grad_enabled() and any(t.requires_grad for t in wrt) and is_plain(wrt):
+                results.append(_Constant.apply(spec, number, *wrt))  # type: ignore[no-untyped-call]
+            else:
+                results.append(spec.empty().fill_(number))
     return results
 
 
@@ -130,6 +134,20 @@ def _batched(core: Program, size: int, dims: Sequence[int | None], tensors: Any)
     given = tuple(None if d is None else d % t.dim() for d, t in zip(dims, tensors, strict=True))
     over = core.batched(size, given, tuple(Spec.of(t) for t in tensors))
     return apply(over, tensors)
+
+
+class _Constant(torch.autograd.Function):
+    """A number everywhere, as a function of tensors."""
+
+    @staticmethod
+    def forward(ctx: Any, spec: Spec, number: float, *tensors: torch.Tensor) -> torch.Tensor:
+        ctx.specs = [Spec.of(t) for t in tensors]
+        return spec.empty().fill_(number)
+
+    @staticmethod
+    def backward(ctx: Any, *_: Any) -> Any:
+        needed = zip(ctx.specs, ctx.needs_input_grad[2:], strict=True)
+        return (None, None, *(s.empty().zero_() if n else None for s, n in needed))
 
 
 class _Recorded(torch.autograd.Function):

@@ -8,7 +8,7 @@ names it, the line of the user's code, and what could be written instead.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -225,6 +225,13 @@ def trace(
         results = _apart(walk, arguments, results, given, found)
     made = walk.traced(arguments, results, strict)
     outputs = _in_own_memory(made.outputs, given)
+    places = {n: i for i, a in enumerate(arguments) for n, v in values.items() if v is a}
+    outputs = tuple(
+        dataclasses.replace(o, wrt=_reached(n, places))
+        if o.kind == "constant" and isinstance(n, torch.fx.Node) and i not in found.stopped
+        else o
+        for i, (o, n) in enumerate(zip(outputs, given, strict=True))
+    )
     made = dataclasses.replace(made, own_gradient=own_gradient, outputs=outputs)
     return Lifted(made, tuple(captured), found.results, found.stopped)
 
@@ -273,6 +280,16 @@ def _in_own_memory(outputs: Sequence[Output], nodes: Sequence[Any]) -> tuple[Out
                 output = dataclasses.replace(output, is_copy=True)
         found.append(output)
     return tuple(found)
+
+
+def _reached(node: torch.fx.Node, places: Mapping[torch.fx.Node, int]) -> tuple[int, ...]:
+    """The arguments that a node is computed from, of whatever value."""
+    left, seen = [node], {node}
+    while left:
+        more = set(left.pop().all_input_nodes) - seen
+        seen |= more
+        left += more
+    return tuple(sorted({places[n] for n in seen if n in places}))
 
 
 def _base(node: torch.fx.Node) -> torch.fx.Node:
