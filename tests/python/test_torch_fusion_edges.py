@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -76,6 +76,7 @@ class Means(nn.Module):
 
 
 WEIGHT = nn.Parameter(torch.randn(8))
+WIDE = torch.randn(8, 4)
 
 
 @torch.no_grad()
@@ -307,6 +308,97 @@ def test_equal_results_have_gradients_of_their_own(name: str) -> None:
         ))  # fmt: skip
     close(*(torch.autograd.grad(sum((i + 1) * r.sum() for i, r in enumerate(rs)), x)
             for rs in (got, want)))  # fmt: skip
+
+
+FAR = [0.0, -0.0, 0.5, -0.5, 1.0, -1.0, 20.0, -20.0, 89.0, 100.0, -100.0, 1e4, -1e4]
+BRANCHES: dict[str, Callable[[Tensor], Tensor]] = {
+    "selu": F.selu, "celu": F.celu, "celu of 0.5": lambda x: F.celu(x, 0.5), "elu": F.elu,
+    "elu of 3": lambda x: F.elu(x, 3.0), "sinc": torch.sinc, "special.sinc": torch.special.sinc,
+    "softplus": lambda x: F.softplus(x, 2.0, 10.0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16])
+def test_gradients_beyond_a_branch(name: str, dtype: torch.dtype) -> None:
+    x = torch.tensor(FAR, dtype=dtype).requires_grad_()
+    got, want = cpu(BRANCHES[name])(x), BRANCHES[name](x)
+    wide = dtype is not torch.float16
+    (rtol, atol) = (1e-5, 1e-6) if wide else (1e-2, 1e-2)
+    torch.testing.assert_close(got, want, rtol=rtol, atol=atol)
+    grads = [torch.autograd.grad(r.sum(), x)[0] for r in (got, want)]
+    torch.testing.assert_close(*grads, rtol=rtol, atol=atol)
+
+
+def test_sinc_of_integers() -> None:
+    x = torch.arange(-3, 4)
+    close(cpu(torch.sinc)(x), torch.sinc(x))
+
+
+def test_a_constant_of_an_argument_has_a_gradient() -> None:
+    def function(x: Tensor, y: Tensor) -> Any:
+        return x**0, y * WEIGHT, (x**0) * torch.ones(()), (WEIGHT * y).pow(0), torch.ones(2)
+
+    for needs in ((True, True), (True, False), (False, True), (False, False)):
+        given = [X.clone().requires_grad_(n) for n in needs]
+        got, want = cpu(function)(*given), function(*given)
+        close(list(got), list(want))
+        assert [r.requires_grad for r in got] == [r.requires_grad for r in want]
+        for i in range(4):
+            wrt = [t for t in (*given, WEIGHT) if t.requires_grad]
+            if want[i].requires_grad:
+                close(*(
+                    [None if g is None else g.sum() for g in torch.autograd.grad(
+                        r[i].sum(), wrt, retain_graph=True, allow_unused=True)]
+                    for r in (got, want)
+                ))  # fmt: skip
+        with torch.no_grad():
+            assert not any(r.requires_grad for r in cpu(function)(*given))
+    close(torch.func.grad(lambda x: cpu(lambda x: x**0)(x).sum())(X), torch.zeros_like(X))
+    assert not cpu(lambda x: x.detach() ** 0)(X.clone().requires_grad_()).requires_grad
+    torch._dynamo.reset()
+    marked = cpu(lambda x: (x**0, x * 2))
+    compiled = torch.compile(lambda x: marked(x), backend="aot_eager", fullgraph=True)
+    close(compiled(X.clone().requires_grad_())[0], torch.ones_like(X))
+
+
+def test_erfc_and_exp2_are_of_absolute_precision() -> None:
+    x = torch.linspace(-6, 6, 99)
+    close(cpu(lambda x: torch.erfc(x))(x), torch.erfc(x))
+    close(cpu(lambda x: torch.exp2(x))(x), torch.exp2(x))
+    close(cpu(lambda x: torch.exp2(x))(x.int()), torch.exp2(x.int()))
+
+
+@pytest.fixture
+def precision() -> Iterator[None]:
+    yield
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    torch.set_float32_matmul_precision("highest")
+
+
+def test_f32_products_however_they_are_allowed(precision: None) -> None:
+    """After the newer setting, PyTorch's older getter raises."""
+    plain = cpu(lambda x: x * 2)
+    product = fusion(lambda x: x @ WIDE, engines=["cpu"])
+
+    def noted() -> Any:
+        site, tensors = product.site((X,), {})
+        return site.traced(tensors).program.trace.full_f32
+
+    assert noted() is not None
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    close(plain(X), X * 2)
+    assert noted() is None
+    close(product(X), X @ WIDE)
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    close(plain(X), X * 2)
+    assert noted() is not None
+    torch.backends.cuda.matmul.fp32_precision = "none"
+    for older, is_noted in (("high", False), ("highest", True), ("medium", False)):
+        torch.set_float32_matmul_precision(older)
+        assert (noted() is not None) is is_noted
+    torch.backends.cuda.matmul.fp32_precision = "ieee"  # the later one holds
+    assert noted() is not None
 
 
 def test_a_fusion_where_dynamo_breaks_the_graph() -> None:

@@ -132,6 +132,15 @@ def integer_power(walk: Walk, x: Operand, y: int) -> Operand:
     return pointwise(walk, "reciprocal", [result]) if y < 0 else result
 
 
+def erfc(walk: Walk, x: Operand) -> Operand:
+    """1 - erf(x): of absolute precision, not of relative."""
+    return pointwise(walk, "sub", [const(1, x.dtype), pointwise(walk, "erf", [x])])
+
+
+def exp2(walk: Walk, x: Operand) -> Operand:
+    return pointwise(walk, "exp", [pointwise(walk, "mul", [x, const(np.log(2.0), x.dtype)])])
+
+
 def away_from_zero(walk: Walk, x: Operand) -> Operand:
     """Rounded to the nearest, halves away from zero."""
     # halves are exact, and x + 0.5 is not where x has more bits than a half

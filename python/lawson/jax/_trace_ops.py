@@ -16,6 +16,8 @@ from lawson._graph.pointwise import (
     away_from_zero,
     compare,
     converted,
+    erfc,
+    exp2,
     integer_power,
     is_finite,
     logical,
@@ -78,14 +80,12 @@ def _erf(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
 
 @rule("erfc")
 def _erfc(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
-    erf = pointwise(walk, "erf", operands)
-    return pointwise(walk, "sub", [const(1, erf.dtype), erf])
+    return erfc(walk, operands[0])
 
 
 @rule("exp2")
 def _exp2(walk: Walk, eqn: Any, operands: list[Operand]) -> Operand:
-    x = operands[0]
-    return pointwise(walk, "exp", [pointwise(walk, "mul", [x, const(np.log(2.0), x.dtype)])])
+    return exp2(walk, operands[0])
 
 
 @rule("square")

@@ -39,7 +39,7 @@ _KEPT = (
     "dot mv native_layer_norm _fused_rms_norm split split_with_sizes unbind stack t transpose "
     "squeeze square rsub gelu_backward silu_backward detach logsumexp threshold "
     "max min all roll zeros ones new_zeros new_ones new_full zeros_like ones_like "
-    "sum masked_fill tile"
+    "sum masked_fill tile sinc celu"
 )
 
 

@@ -16,6 +16,8 @@ import torch
 from lawson._graph.pointwise import (
     compare,
     converted,
+    erfc,
+    exp2,
     integer_power,
     is_finite,
     logical,
@@ -215,7 +217,7 @@ def _pow(walk: Walk, call: Call, base: Any, exponent: Any) -> Operand:
 
 @rule("exp2")
 def _exp2(walk: Walk, call: Call, x: Any) -> Operand:
-    return apply(walk, call, "exp", apply(walk, call, "mul", x, math.log(2.0)))
+    return exp2(walk, operand(walk, x, _computed(walk, call)))
 
 
 @rule("log2", "log10")
@@ -226,7 +228,7 @@ def _log_of(walk: Walk, call: Call, x: Any) -> Operand:
 
 @rule("erfc", "special_erfc")
 def _erfc(walk: Walk, call: Call, x: Any) -> Operand:
-    return apply(walk, call, "sub", 1, apply(walk, call, "erf", x))
+    return erfc(walk, operand(walk, x, _computed(walk, call)))
 
 
 @rule("trunc", "fix")
@@ -300,13 +302,28 @@ def _elu(
     positive = compare(
         walk, "compare_gt", operand(walk, x, walk.dtype(call.dtype)), _zero(walk, call)
     )
-    inside = apply(walk, call, "mul", x, input_scale)
+    # at most 0: beyond, where it is not taken, its derivative may be infinite
+    inside = apply(walk, call, "mul", select(walk, positive, _zero(walk, call), x), input_scale)
     negative = apply(walk, call, "mul", apply(walk, call, "expm1", inside), alpha * scale)
     return select(walk, positive, apply(walk, call, "mul", x, scale), negative)
 
 
+@rule("celu")
+def _celu(walk: Walk, call: Call, x: Any, alpha: float = 1.0) -> Operand:
+    return _elu(walk, call, x, alpha, 1, 1 / alpha)  # type: ignore[no-any-return]
+
+
 def _zero(walk: Walk, call: Call) -> Const:
     return const(0, walk.dtype(call.dtype))
+
+
+@rule("sinc", "special_sinc")
+def _sinc(walk: Walk, call: Call, x: Any) -> Operand:
+    one, angle = const(1, _computed(walk, call)), apply(walk, call, "mul", x, math.pi)
+    middle = compare(walk, "compare_eq", angle, _zero(walk, call))
+    angle = select(walk, middle, one, angle)  # no division by 0, whose derivative is none
+    found = apply(walk, call, "div", apply(walk, call, "sin", angle), angle)
+    return select(walk, middle, one, found)
 
 
 @rule("softplus")
