@@ -143,6 +143,26 @@ def test_a_setting_is_its_sign_and_its_type() -> None:
     assert len(traces) == 1
 
 
+def test_eager_calls_ask_the_environment_of_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also those of forms that ran before; a program that jax.jit made is what it was made as."""
+    fused = fusion(lambda x: jnp.tanh(x) + 1)
+    x = jnp.linspace(-3, 3, 640).reshape(8, 80)
+    named = {e: fusion(lambda x: jnp.tanh(x) + 1, engines=[e])(x) for e in ("cpu", "reference")}
+    assert (named["cpu"] != named["reference"]).any()
+    q = x.reshape(1, 8, 2, 40)
+    attended = {e: lawson.jax.dot_product_attention(q, q, q, engine=e) for e in named}
+    assert (attended["cpu"] != attended["reference"]).any()
+    for engine in ("cpu", "reference", "cpu"):
+        monkeypatch.setenv("LAWSON_ENGINE", engine)
+        assert inspect(fused)(x).engine == engine
+        np.testing.assert_array_equal(fused(x), named[engine])
+        got = lawson.jax.dot_product_attention(q, q, q)
+        np.testing.assert_array_equal(got, attended[engine])
+    monkeypatch.delenv("LAWSON_ENGINE")
+    with pytest.raises(lawson.UnsupportedError, match="no engine is named"):
+        fused(x)
+
+
 def test_cpu_has_to_be_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LAWSON_ENGINE", raising=False)
     for function in (fusion(mlp), cudnn_fusion(mlp), fusion(mlp, engines=["cudnn"])):

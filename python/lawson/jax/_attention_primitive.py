@@ -107,11 +107,12 @@ def _refuse_derivative(which: str) -> Callable[..., Any]:
 
 
 def _impl(*operands: Any, primitive: Primitive, setup: Setup) -> Any:
-    return _jitted(primitive, setup)(*operands)
+    return _jitted(primitive, setup, _settings.said())(*operands)
 
 
 @functools.lru_cache(maxsize=4096)
-def _jitted(primitive: Primitive, setup: Setup) -> Callable[..., Any]:
+def _jitted(primitive: Primitive, setup: Setup, said: Any) -> Callable[..., Any]:
+    del said  # of the environment: lowered once for each
     return jax.jit(lambda *operands: primitive.bind(*operands, setup=setup))
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -69,8 +68,7 @@ def _compiled(
 ) -> Compiled:
     """The kernels of the program's document, or of a shard of it."""
     # What the environment says is asked again when it changes.
-    said = tuple(os.environ.get(name) for name in ("LAWSON_ENGINE", "LAWSON_POLICY"))
-    key = ("compiled", platform, target, said, json.dumps(document))
+    key = ("compiled", platform, target, _settings.said(), json.dumps(document))
     return program.once(key, lambda: _built(program, document, platform, target))
 
 
@@ -188,7 +186,18 @@ for _platform in ("cpu", "cuda"):
 
 fusion_p = _jax.Primitive("lawson_fusion")
 fusion_p.multiple_results = True
-fusion_p.def_impl(functools.partial(_jax.apply_primitive, fusion_p))
+
+
+def _impl(*operands: Any, program: Program) -> list[Any]:
+    """An eager call: lowered once for what the environment says of engines."""
+    call = program.once(
+        ("eager", _settings.said()),
+        lambda: jax.jit(lambda *xs: fusion_p.bind(*xs, program=program)),
+    )
+    return list(call(*operands))
+
+
+fusion_p.def_impl(_impl)
 _jax.needs_devices(fusion_p)
 
 

@@ -7,9 +7,8 @@ as the engine takes; between two of them PyTorch changes dtypes and shapes, and 
 from __future__ import annotations
 
 import dataclasses
-import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 import torch
@@ -20,6 +19,7 @@ from lawson._graph.kernels import Kernel, Settings, build
 from lawson._graph.shapes import operands_of, results_of, types_of
 from lawson._graph.split import Glue, parts
 from lawson._inspection import Inspection
+from lawson._settings import said
 from lawson.torch._fusion_program import Program, dense_strides
 from lawson.torch._trace_dtypes import torch_dtype
 
@@ -256,16 +256,6 @@ def _glue(part: Glue, values: dict[str, torch.Tensor]) -> None:
             values[out] = x.permute(op["perm"]).contiguous()
         else:
             values[out] = x.reshape(types[out].shape)
-
-
-# What os.environ is over, and a quarter of its time for a look that every call takes.
-_environ: Mapping[Any, Any] = getattr(os.environ, "_data", os.environ)
-_SAID = tuple(os.environ.encodekey(name) for name in ("LAWSON_ENGINE", "LAWSON_POLICY"))
-
-
-def said() -> tuple[Any, Any]:
-    """What the environment says about engines."""
-    return _environ.get(_SAID[0]), _environ.get(_SAID[1])
 
 
 def code_of(program: Program) -> Code:
