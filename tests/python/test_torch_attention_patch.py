@@ -267,6 +267,20 @@ def test_tensors_that_say_themselves_what_functions_do(runs: list[str]) -> None:
         lawson.torch.scaled_dot_product_attention(doubled, q, q, engine="cpu")
 
 
+def test_inspect_of_a_causal_bias_is_of_the_mask_it_is() -> None:
+    q, k = torch.randn(1, 2, 4, 8), torch.randn(1, 2, 6, 8)
+    for bias, mask in (
+        (causal_upper_left(4, 6), "causal"),
+        (causal_lower_right(4, 6), "causal_bottom_right"),
+    ):
+        call = lambda q, k, bias: lawson.torch.scaled_dot_product_attention(q, k, k, bias)
+        (told,) = lawson.torch.inspect(call)(q, k, bias)
+        assert f'"mask": "{mask}"' in told.spec and "attn_mask" not in told.spec
+    strided = torch.nested.nested_tensor([torch.randn(2, n, 8) for n in (3, 4)])
+    with pytest.raises(lawson.UnsupportedError, match="inspect: a nested tensor of layout"):
+        lawson.torch.inspect(call)(strided, strided, None)
+
+
 @pytest.mark.parametrize("masked", [False, True])
 def test_no_depth_is_a_score_of_zero(masked: bool) -> None:
     q, k = (torch.zeros(2, 3, 5, 0, requires_grad=True) for _ in "qk")

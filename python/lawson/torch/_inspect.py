@@ -10,9 +10,11 @@ from typing import Any
 
 import torch
 from torch._subclasses import fake_tensor
+from torch.nn.attention.bias import CausalBias
 from torch.utils import _pytree as pytree
 
 from lawson import _settings
+from lawson._errors import UnsupportedError
 from lawson.torch._asked import recording
 from lawson.torch._fusion import Fusion, fusions_in
 from lawson.torch._fusion_run import inspected_program
@@ -54,8 +56,12 @@ def _of_function(
     mode = fake_tensor.FakeTensorMode(allow_non_fake_inputs=True)
 
     def fake(x: Any) -> Any:
-        if not isinstance(x, torch.Tensor):
+        if not isinstance(x, torch.Tensor) or isinstance(x, CausalBias):
             return x
+        if x.is_nested and x.layout != torch.jagged:
+            raise UnsupportedError(
+                f"inspect: a nested tensor of layout {x.layout}; Lawson takes torch.jagged ones"
+            )
         made = mode.from_tensor(x, static_shapes=True)
         return made.requires_grad_() if x.requires_grad and x.is_leaf else made
 

@@ -93,6 +93,11 @@ constexpr std::array kRows{
                  is_hopper(q.compute_capability) && q.attention->s_q == 1 &&
                  !q.attention->has_lengths();
         }},
+    Row{0, kOpen, "many-sequences", "pytorch#180718, pytorch#181235", "batch", Remedy::bar,
+        "cuDNN accepts attention with more than 65535 sequences or heads and fails to launch it",
+        [](const Question& q) {
+          return q.attention != nullptr && std::max(q.attention->batch, q.attention->heads) > 65535;
+        }},
     Row{0, kOpen, "bias-repeated-backward", kMeasured, "bias_shape", Remedy::expand_bias,
         "cuDNN accepts a backward whose bias is repeated along seqlen_q or seqlen_kv and computes "
         "wrong gradients; a bias with its full seqlen_q and seqlen_kv avoids it",

@@ -123,6 +123,20 @@ TEST(Defects, DropoutMasks) {
   EXPECT_EQ(defect_of(attention({{"dropout", 0.1}, {"seqlen_q", 256}}), 900, 91900), "");
 }
 
+TEST(Defects, ManySequences) {
+  for (const char* field : {"batch", "heads"}) {
+    for (const char* pass : {"forward", "backward"}) {
+      const auto with = [&](std::int64_t count) {
+        Json spec{{"batch", 1}, {"heads", 1}, {"seqlen_q", 128}, {"seqlen_kv", 128}};
+        spec[field] = count;
+        return defect_of(attention(spec, pass), 900, 91900);
+      };
+      EXPECT_EQ(with(65535), "") << field << ' ' << pass;
+      EXPECT_EQ(with(65536), "many-sequences") << field << ' ' << pass;
+    }
+  }
+}
+
 TEST(Defects, StatisticsOfRaggedDecode) {
   const std::string id = "ragged-decode-stats";
   const Json base{{"layout", "thd"}, {"seqlen_q", 1}, {"seqlen_kv", 256}};
