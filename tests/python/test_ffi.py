@@ -16,7 +16,7 @@ from jax import export, ffi
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import lawson
-from lawson import _core
+from lawson import _core, _settings
 from lawson.jax import _runtime as runtime
 from new_process import in_new_process
 
@@ -528,7 +528,7 @@ def test_where_engines_run(monkeypatch: pytest.MonkeyPatch) -> None:
     assert runtime.device_for("cpu").name == "cpu"
     assert runtime.device_for("cpu", ("cudnn", "cpu")).name == "cpu"
     with pytest.raises(lawson.UnavailableError, match="cuda:63"):
-        runtime.device_for("cuda", None, 63)
+        _settings.device_on("cuda", None, 63)
 
 
 def test_versions() -> None:
